@@ -17,14 +17,16 @@ import torch
 
 from ..keys import repr_digest
 from ..torch_facts.private_names import OpOverload
-from .functions import LruCache, cells_of
-from .names import name_of_class
+from .functions import LruCache, bases_of, cells_of, chain, class_code, functions_in, names_used
+from .names import NATIVE, name_of_class, package_of
 
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device})
 _CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
 _LISTS = frozenset({tuple, list, torch.Size})
+_NO_NAMES = frozenset[str]()
 _NUMBERS = frozenset({bool, int, float, str})
 _DEEPEST = 6  # levels of containers; what is deeper counts by its type alone
+_DEEPEST_NAMES = 4  # levels of containers and classes in which names are looked for
 _MOST_CODES = 50_000
 _CHARS = 32  # hexadecimal digits of a digest
 
@@ -81,6 +83,29 @@ def described(value: Any, depth: int = 0) -> object:
         fields = [(each.name, within(getattr(value, each.name, None))) for each in dataclasses.fields(value)]
         return (name_of_class(kind), fields)
     return ("object", name_of_class(kind))
+
+
+def names_behind(value: Any, depth: int = 0) -> frozenset[str]:
+    """The names in the functions that a value is or wraps, in those of a class and its bases, or of an object's class,
+    and in all that a container or a class holds.
+    """
+    kind = type(value)
+    if kind in PLAIN or depth > _DEEPEST_NAMES:
+        return _NO_NAMES
+    if kind in _CONTAINERS:
+        held = () if is_setting(value) else list(value.values() if kind is dict else value)
+        return _NO_NAMES.union(*(names_behind(each, depth + 1) for each in held))
+    written = list(functions_in(value))
+    inside: list[Any] = []
+    if not written:
+        of = value if isinstance(value, type) else kind
+        is_native = package_of(of.__module__) in NATIVE
+        written = [] if is_native and not isinstance(value, type) else list(class_code((of,)))
+        bases = [] if is_native else bases_of((of,))
+        members = [each for base in bases for each in list(vars(base).values())]
+        inside = [each for each in members if type(each) in _CONTAINERS or (isinstance(each, type) and each is not of)]
+    codes = (each.__code__ for function in written for each in chain(function))
+    return _NO_NAMES.union(*map(names_used, codes), *(names_behind(each, depth + 1) for each in inside))
 
 
 def is_setting(value: Any, depth: int = 0) -> bool:

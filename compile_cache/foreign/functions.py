@@ -104,6 +104,12 @@ def names_in(codes: Iterable[CodeType]) -> set[str]:
     return {name for code in codes for each in codes_in(code) for name in (*each.co_names, *strings_in(each))}
 
 
+@functools.lru_cache(maxsize=50_000)
+def names_used(code: CodeType) -> frozenset[str]:
+    """The names in a code object and in those in it."""
+    return frozenset(code.co_names).union(*(names_used(each) for each in code.co_consts if type(each) is CodeType))
+
+
 def names_left_behind(codes: Iterable[CodeType]) -> set[str]:
     """Names of a module, with all this code, that are no settings: those that its functions assign to (`global x`), and
     the last items of its loops, which for a set differ from process to process.

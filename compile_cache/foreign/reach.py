@@ -16,15 +16,15 @@ import weakref
 from collections.abc import Collection, Iterable
 from itertools import chain as chained
 from operator import attrgetter, is_, methodcaller
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from ..keys import repr_digest
 from .authors import codes_of, is_foreign, is_generated
-from .content import described, is_setting
-from .functions import bases_of, cells_of, chain, class_code, functions_in, names_left_behind
+from .content import described, is_setting, names_behind
+from .functions import bases_of, cells_of, functions_in, names_left_behind, names_used
 from .names import NATIVE, module_of, name_of_class, package_of
 
 _TORCHS = (torch, torch.nn.functional, torch.Tensor)
@@ -105,7 +105,7 @@ class ReachCache:
 
 
 class Spaces:
-    """What modules and classes hold: read once in the process, and again where it has changed."""
+    """Reads what modules and classes hold, once in the process, and again where it has changed."""
 
     def __init__(self, left_out: Collection[str]) -> None:
         self._left_out = left_out
@@ -125,12 +125,12 @@ class Spaces:
             if module is not None and module not in modules and module.__name__ not in self._left_out:
                 modules[module] = self._of(module)
                 waiting += modules[module].followed()
-        named = set[str]().union(*map(_used_by, bases))
+        named = set[str]().union(*map(names_behind, bases))
         new = named
         while new:
             new = set[str]().union(*(space.used_by(name) for space in modules.values() for name in new)) - named
             named = named | new
-        helpers = [kind for space in modules.values() for kind in space.classes() if kind.__name__ in named]
+        helpers = [kind for space in modules.values() for kind in space.classes(named)]
         owners: dict[Any, None] = dict.fromkeys((*_TORCHS, *bases, *helpers))
         others = [self._of(owner) for owner in owners if _name(owner) not in self._left_out]
         return sorted((*modules.values(), *others), key=lambda space: space.name), named
@@ -169,7 +169,7 @@ class Space:
         made = {name for name, value in counted.items() if isinstance(owner, type) and is_generated(owner, name, value)}
         self.foreign = [name for name, value in counted.items() if name not in made and is_foreign(home, value)]
         self.described = {name: repr_digest(described(counted[name])) for name in sorted(counted)}
-        self._uses = {name: _used_by(value) for name, value in counted.items()} if is_followed else {}
+        self._uses = {name: names_behind(value) for name, value in counted.items()} if is_followed else {}
         self._is_by_name = not isinstance(owner, type) or owner is torch.Tensor
         local = {name for name, value in counted.items() if not _is_native(home) and _is_local(value)}
         let_go = counted.keys() if self.is_local else {*self.foreign, *(local - made)}
@@ -202,7 +202,8 @@ class Space:
 
     def followed(self) -> list[ModuleType]:
         """The modules of the same package that this one imports or takes names of."""
-        package, held, names = package_of(self.name), self.holder, _names_used(codes_of(self._owner()))
+        package, held = package_of(self.name), self.holder
+        names = set[str]().union(*map(names_used, codes_of(self._owner())))
         found: dict[ModuleType, None] = {}
         waiting = [held[name] for name in names & held.keys()]
         while waiting:
@@ -220,9 +221,11 @@ class Space:
         """The names in the code of what a module's name holds."""
         return self._uses.get(name, _NONE)
 
-    def classes(self) -> list[type]:
-        """Those that are written in this module."""
-        return [each for each in list(self.holder.values()) if isinstance(each, type) and each.__module__ == self.name]
+    def classes(self, named: Collection[str]) -> list[type]:
+        """Those of the same package that these names hold here, whatever their own names are."""
+        held, package = self.holder, package_of(self.name)
+        found = [held[name] for name in held.keys() & named if isinstance(held[name], type)]
+        return [kind for kind in found if package_of(kind.__module__) == package]
 
     def matters(self, name: str, named: Collection[str] | None) -> bool:
         """Functions with these names in their code (None: any) can reach this name here. A class's may run unnamed."""
@@ -235,7 +238,8 @@ class Space:
         found += [name for name, mark in self._marks.items() if name not in now or _mark(now[name]) != mark]
         new = [] if self._may_grow else [name for name in list(now) if name not in self._names]
         if new and isinstance(owner := self._owner(), ModuleType):  # it may hide a builtin
-            new = [*_names_used(codes_of(owner)).intersection(new)]
+            used = _NONE.union(*map(names_used, codes_of(owner)))
+            new = [name for name in new if name in used]
         found += [name for name in new if self._counts(name, now[name])]
         return [name for name in found if self.matters(name, named)]
 
@@ -255,22 +259,6 @@ class Space:
 
 _LET_GO = object()
 _NONE = frozenset[str]()
-
-
-@functools.lru_cache(maxsize=50_000)
-def names_used(code: CodeType) -> frozenset[str]:
-    """The names in a code object and in those in it."""
-    return frozenset(code.co_names).union(*(names_used(each) for each in code.co_consts if type(each) is CodeType))
-
-
-def _used_by(value: Any) -> frozenset[str]:
-    """The names in the functions that a value is or wraps, or in those of a class and its bases."""
-    written = class_code((value,)) if isinstance(value, type) else functions_in(value)
-    return _NONE.union(*(names_used(each.__code__) for function in written for each in chain(function)))
-
-
-def _names_used(codes: Iterable[CodeType]) -> set[str]:
-    return {name for code in codes for name in code.co_names}
 
 
 def _mark(value: Any) -> Any:

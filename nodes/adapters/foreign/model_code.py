@@ -47,7 +47,7 @@ class ModelCode:
         return kinds, self._reaches.of(kinds)
 
     def compiled(self, kinds: Iterable[type]) -> CodeReach:
-        """What the code of those classes can reach that may be in a region: never those of an undeclared pack."""
+        """The reach of those classes that may be in a region: never of an undeclared pack's."""
         return self._reaches.of(filter(is_trusted, kinds))
 
     def why_foreign(

@@ -1,9 +1,9 @@
-"""What decides how a model's modules compute, besides weights: taken when a sampling run starts, compared in each call.
+"""Take a snapshot of all that decides how a model's modules compute, but weights, and compare it in each call.
 
-A snapshot as a whole says at the next run whether captures and regions are still right. Within a run, a wrapper with a
-start and an end percent may set an attribute of a block, or exchange its forward, between two steps. `change` sees
-that. It runs in each call, so it has to be cheap: by identity, and only the attributes that the model's code reads, and
-the names around its classes.
+A sampling run takes one when it starts. As a whole it says at the next run whether captures and regions are still
+right. Within a run, a wrapper with a start and an end percent may set an attribute of a block, or exchange its forward,
+between two steps. `change` sees that. It runs in each call, so it has to be cheap: by identity, and only the attributes
+that the model's code reads, and the names around its classes.
 """
 
 from __future__ import annotations

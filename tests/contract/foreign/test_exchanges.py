@@ -49,6 +49,33 @@ def helper(x, offsets={"x": 0}):
         _CACHE[x.shape] = x.mean()
     return noted(x) * SCALE + _CACHE[x.shape] + SIZES[0] + table(2) + offsets["x"]
 
+def in_table(x):
+    return of_table(x)
+
+def of_table(x):
+    return x
+
+def of_nested(x):
+    return x
+
+def of_object(x):
+    return x
+
+def unreached(x):
+    return x
+
+class Outer:
+    class Inner:
+        def run(self, x):
+            return of_nested(x)
+
+class Actor:
+    def act(self, x):
+        return of_object(x)
+
+WAYS = {"plain": [in_table]}
+ACTOR = Actor()
+
 class Block(torch.nn.Module):
     gain = 1.5
     kinds = ["a", "b"]
@@ -63,6 +90,9 @@ class Block(torch.nn.Module):
 
     def attend(self, x):
         return x + 1
+
+    def ways(self, x):
+        return ACTOR.act(Outer.Inner().run(WAYS["plain"][0](x)))
 
     @property
     def width(self):
@@ -154,6 +184,9 @@ FOREIGN_EXCHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
         lambda b: setattr(b, "helper", FunctionType(b.foreign.attend.__code__, vars(b), "helper")),
         "helper",
     ),
+    "a function behind one in a table": (lambda b: setattr(b, "of_table", b.foreign.attend), "of_table"),
+    "a function behind a nested class": (lambda b: setattr(b, "of_nested", b.foreign.attend), "of_nested"),
+    "a function behind an object": (lambda b: setattr(b, "of_object", b.foreign.attend), "of_object"),
     "a partial in the place of a function": (
         lambda b: setattr(b, "helper", functools.partial(b.foreign.attend)),
         "helper",
@@ -163,6 +196,14 @@ FOREIGN_EXCHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
         "table",
     ),
 }
+
+
+def test_a_function_that_the_code_cannot_reach_by_name_does_not_count(blocks: Any) -> None:
+    before = of_block(blocks)
+    digest = before.digest
+    blocks.unreached = blocks.foreign.attend
+    after = of_block(blocks)
+    assert (before.has_changed(), after.foreign, after.digest) == (False, (), digest)
 
 
 @pytest.mark.parametrize("name", FOREIGN_EXCHANGES)
