@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -22,6 +23,7 @@ from .names import NATIVE, name_of_class, package_of
 
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device})
 _CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
+_MUTABLE = frozenset({list, set, dict})
 _LISTS = frozenset({tuple, list, torch.Size})
 _NO_NAMES = frozenset[str]()
 _NUMBERS = frozenset({bool, int, float, str})
@@ -30,6 +32,8 @@ _DEEPEST_NAMES = 4  # levels of containers and classes in which names are looked
 _MOST_CODES = 50_000
 _CHARS = 32  # hexadecimal digits of a digest
 
+# By function: the addresses of its defaults, and what these were when they were first seen.
+_seen_defaults: weakref.WeakKeyDictionary[FunctionType, tuple[list[int], list[object]]] = weakref.WeakKeyDictionary()
 # Code objects that were digested, by address. They are kept, so that an address stays that of one code object.
 _digests: dict[int, tuple[CodeType, str]] = {}
 
@@ -62,9 +66,8 @@ def described(value: Any, depth: int = 0) -> object:
         return ("deep", name_of_class(kind))
     within = functools.partial(described, depth=depth + 1)
     if kind is FunctionType:
-        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         closed_over = map(within, cells_of(value)) if value.__closure__ else ()
-        return ("function", code_digest(value.__code__), list(map(within, defaults)), list(closed_over))
+        return ("function", code_digest(value.__code__), _defaults(value, within), list(closed_over))
     if isinstance(value, (BuiltinFunctionType, OpOverload)):
         return ("builtin", str(value.__module__), getattr(value, "__qualname__", str(value)))
     if isinstance(value, (staticmethod, classmethod, MethodType)):
@@ -117,6 +120,21 @@ def is_setting(value: Any, depth: int = 0) -> bool:
         items = (*value.keys(), *value.values()) if kind is dict else value
         return all(is_setting(item, depth + 1) for item in items)
     return kind in PLAIN or isinstance(value, enum.Enum)
+
+
+def _defaults(function: FunctionType, within: Callable[[Any], object]) -> list[object]:
+    """The defaults of a function. A list, set or dictionary among them counts as it was when it was first seen: code
+    of core's writes into its `transformer_options={}`.
+    """
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    if not any(type(value) in _MUTABLE for value in values):
+        return list(map(within, values))
+    objects = list(map(id, values))
+    known, found = _seen_defaults.get(function, ([], []))
+    if known != objects:
+        found = list(map(within, values))
+        _seen_defaults[function] = (objects, found)
+    return found
 
 
 def _container(value: Any, kind: type, depth: int) -> object:

@@ -15,6 +15,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
+from types import MethodType
 from typing import Any
 
 import torch
@@ -148,7 +149,8 @@ class _Group:
         self._watched = (plain, others)
         self._get, self._get_others = getter(plain), getter(others)
         self._values = list(zip(*[self._plain[name] for name in plain], strict=True)) or [()] * len(self.numbers)
-        self._ids = self._identities(self._own(own))
+        mine = self._own(own)
+        self._ids, self._objects = self._identities(mine), self._objects_in(mine)
 
     def change(self, dictionaries: list[dict[str, Any]]) -> str:
         """The first setting that is not as it was, with the class; empty if all are."""
@@ -159,11 +161,22 @@ class _Group:
             return f"{error.args[0]} of {self._kind}"
         if values == self._values and ids == self._ids:
             return ""
+        if values == self._values and self._objects_in(own) == self._objects:  # a method was bound anew
+            self._ids = ids
+            return ""
         plain, others = self._watched
         return f"{_differing(plain, values, self._values) or _differing(others, ids, self._ids)} of {self._kind}"
 
     def _identities(self, own: Sequence[dict[str, Any]]) -> list[list[int]]:
         return [] if self._get_others is _nothing else [list(map(id, values)) for values in map(self._get_others, own)]
+
+    def _objects_in(self, own: Sequence[dict[str, Any]]) -> list[Any]:
+        """Like `_identities`, but equal for a method that was bound to the same object again.
+
+        Core's LoraLoaderBypass does that at each change of hooks.
+        """
+        held = chain.from_iterable(map(self._get_others, own))
+        return [(id(each.__self__), id(each.__func__)) if type(each) is MethodType else id(each) for each in held]
 
 
 def getter(keys: Sequence[Any]) -> Getter:

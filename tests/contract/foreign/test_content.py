@@ -100,6 +100,18 @@ def test_what_a_function_closes_over_counts() -> None:
     assert all(described(each) != described(closing(torch.sin, 2.0)) for each in others)
 
 
+def test_a_default_counts_as_it_was_before_a_call_wrote_into_it() -> None:
+    def block(x: Any, options: dict[str, int] = {}) -> Any:  # noqa: B006
+        options["index"] = options.get("index", 0) + 1
+        return x
+
+    before = described(block)
+    block(1)
+    assert described(block) == before
+    block.__defaults__ = ({"index": 5},)
+    assert described(block) != before
+
+
 def test_a_function_that_closes_over_itself_has_a_digest() -> None:
     def function(n: int) -> int:
         return n and function(n - 1)

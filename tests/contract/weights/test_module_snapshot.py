@@ -35,6 +35,28 @@ def watch(adapter: Callable[[str], ModuleType], comfy: None, blocks: nn.Sequenti
     return made
 
 
+def test_a_method_that_is_bound_again_is_no_change_and_one_of_another_object_is(
+    adapter: Callable[[str], ModuleType], comfy: None, blocks: nn.Sequential
+) -> None:
+    class Beside:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    def put(beside: Any) -> None:
+        blocks[0].forward = beside.forward
+
+    first, bound = Beside(), []
+    put(first)
+    modules = list(blocks.modules())
+    made = adapter("weights.module_snapshot").ModuleSnapshot(modules)
+    made.watch(modules, ReachCache().of({*map(type, modules)}))
+    bound.append(blocks[0].forward)  # alive, so that the next one has another address
+    put(first)
+    assert made.change() == ""
+    put(Beside())
+    assert made.change() == "forward of Block"
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     "gain": lambda block: setattr(block, "gain", 3.0),
     "sizes": lambda block: block.sizes.append(3),
