@@ -14,6 +14,8 @@ from .errors import UserError
 _MIB = 1024 * 1024
 _GPU_FRACTION = 4  # by default, captures hold at most a quarter of a GPU between runs, to leave room for the weights
 ATTENTION = ("measured", "flash")
+BEHIND = "behind"
+COMPILE = ("before", BEHIND)
 _PACK = re.compile(r"[^@]+@[^@:]+:[0-9a-f]{16}")
 
 
@@ -34,6 +36,8 @@ class CacheConfig:
         another pack may replace those.
     attention: "measured", on NVIDIA the fastest kernel of each shape (attention/), or "flash", which a trace takes.
         What is not the default is a part of `source`.
+    compile: when regions without code are compiled. "before": the call waits for them; "behind": it runs the originals
+        meanwhile.
     attribute_policy: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
         None: as it was measured.
@@ -50,6 +54,7 @@ class CacheConfig:
     trusted: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
     attention: str = ATTENTION[0]
+    compile: str = COMPILE[0]
     attribute_policy: ModuleAttributePolicy = PLAIN
     spare_bytes: int = 0
 
@@ -85,6 +90,7 @@ class CacheConfig:
             trusted=_names(env, "RESOLUTE_TRUSTED_CLASSES") | _packs(env, "RESOLUTE_TRUSTED_PACKS"),
             management_modules=management_modules,
             attention=attention,
+            compile=_choice(env, "RESOLUTE_COMPILE", COMPILE),
             attribute_policy=attribute_policy,
         )
 

@@ -75,6 +75,7 @@ class Call:
     rehearsal: calls the module's own code with small inputs, by which its blocks come into every state that they may
         have in a call like this one; None if the call itself brings them there.
     why_captured: why a capture is made now, where nothing else says so.
+    is_behind: what has no code yet runs its original, and is compiled behind the call.
     may_capture: False where a capture would keep more memory than it is worth.
     is_compared: its original may be as fast as compiled code, see `WholeCalls`.
     method: None if `invoke` does more than to call one method of the module.
@@ -93,6 +94,7 @@ class Call:
     may_capture: bool = True
     why_captured: str = ""
     is_compared: bool = False
+    is_behind: bool = False
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
     method: Method | None = None
@@ -168,6 +170,11 @@ class Program(ABC):
         self.owner = owner  # in-process number of the module, for CaptureKey
         self.capabilities = capabilities
         self.ran_compiled = True  # in the latest `run`; False if every block ran eagerly
+
+    @property
+    def waits(self) -> bool:
+        """The latest `run` ran originals in place of code that will come."""
+        return False
 
     @property
     def regions(self) -> tuple[int, int]:

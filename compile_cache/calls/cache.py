@@ -177,11 +177,14 @@ class GraphCache:
             return self._run_original(call), 0.0
         if action is Action.REGIONS:
             result = program.run(call)
-            self.stats.forward_ran(program.ran_compiled)
+            self.stats.forward_ran(program.ran_compiled and not program.waits)
             return result, 0.0
         with cost_of_run(call.device) as cost:
             result = program.run(call)
         ran_compiled = program.ran_compiled
+        if program.waits:  # a capture would keep what is slow
+            self.stats.forward_ran(compiled=False)
+            return result, 0.0
         with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
             seconds = self._attempts.capture(program, call, key, result, difference or call.why_captured or FREED, cost)
         is_captured = key in self._captures

@@ -29,6 +29,7 @@ from ..base import Backend, Capabilities, Located, Program, UpcomingDecode
 from .parallel.pool import WorkerPool, may_have_workers
 
 if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
+    from .parallel.behind import CompilesBehind
     from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class InductorBackend(Backend):
         self.workers = WorkerPool()
         self.upcoming_calls: dict[int, UpcomingDecode] = {}
         self._table: RegionTable | None = None
+        self._behind: CompilesBehind | None = None
         self._lock = threading.Lock()
         self._prewarming: threading.Thread | None = None
         self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
@@ -72,9 +74,11 @@ class InductorBackend(Backend):
         def store_for(device: torch.device) -> ArtifactStore | None:
             return self._store(device, config)
 
+        from .parallel.behind import CompilesBehind
         from .program import InductorProgram
 
-        shared = (self.table, self.workers, self.upcoming_calls)
+        self._behind = self._behind or CompilesBehind(self.table, self.workers)
+        shared = (self.table, self.workers, self._behind, self.upcoming_calls)
         return InductorProgram(owner, capabilities, *shared, store_for, build_hooks, stats, config)
 
     def give_back(self) -> None:

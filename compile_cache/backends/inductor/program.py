@@ -21,8 +21,9 @@ from ...torch_facts.out_of_memory import is_out_of_memory
 from ...torch_facts.private_names import Loss, lost
 from ..base import Call, Capabilities, CaptureFacts, Graph, Program, UpcomingDecode
 from ..cuda_graphs.capture import Recorder
+from .parallel.behind import CompilesBehind
 from .parallel.parallel_compile import compile_in_parallel
-from .parallel.pool import WorkerPool, room_for, worker_count
+from .parallel.pool import WorkerPool, room_for, worker_count, worker_count_behind
 from .regions.binding import RegionBinding
 from .regions.look_ahead import LookAhead
 from .regions.region import RegionCall
@@ -46,6 +47,7 @@ class InductorProgram(Program):
         capabilities: Capabilities,
         table: RegionTable,
         workers: WorkerPool,
+        behind: CompilesBehind,
         upcoming_calls: dict[int, UpcomingDecode],
         store_for: Callable[[torch.device], ArtifactStore | None],
         build_hooks: HookBuilder,
@@ -62,12 +64,16 @@ class InductorProgram(Program):
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
-        self._workers = workers
+        self._workers, self._behind = workers, behind
         self._upcoming_calls = upcoming_calls
         self._config = config
         self._is_first = True  # no call was answered yet
         self._is_rehearsed = False
         self._was_upcoming = False
+
+    @property
+    def waits(self) -> bool:
+        return self._regions.waits
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -94,7 +100,10 @@ class InductorProgram(Program):
                 self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         region_calls = self._stats.counters.region_calls
-        result = self._again_if_short(lambda: self._invoke(call), call.module)
+        with self._behind.lock:
+            result = self._again_if_short(lambda: self._invoke(call), call.module)
+            if self._behind.left:
+                self._behind.advance()
         self.ran_compiled = self._stats.counters.region_calls > region_calls
         if self._was_upcoming:
             self._was_upcoming = False
@@ -130,9 +139,13 @@ class InductorProgram(Program):
         once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
         originals in place, and runs again once they are compiled.
         """
-        self._regions.begin(call.progress, call.torch_flags, call.weights.streams)
+        count = self._count_behind(call)
+        behind = self._behind if count else None
+        self._regions.begin(call.progress, call.torch_flags, call.weights.streams, behind, count)
         with installed(self._hooks):
-            if call.rehearsal is not None and not self._is_rehearsed:
+            if behind is not None:
+                result = self._run_regions(call)
+            elif call.rehearsal is not None and not self._is_rehearsed:
                 self._rehearse(call, call.rehearsal)
                 result = self._run_regions(call)
             else:
@@ -168,6 +181,12 @@ class InductorProgram(Program):
             )
             logger.debug("Resolute: why not before", exc_info=True)
         self._is_rehearsed = True
+
+    def _count_behind(self, call: Call) -> int:
+        """The number of workers that compile behind the call what it lacks; 0 if it compiles that itself."""
+        if not call.is_behind or self._config.verify or call.weights.streams or lost(Loss.WORKERS, Loss.KEEPING):
+            return 0
+        return (self._behind.left and 1) or worker_count_behind(self._config.workers, call.tensors[0].device)
 
     def _worker_count(self, call: Call) -> int:
         """The number of workers that may compile for this call; 0 if each region is compiled in turn."""

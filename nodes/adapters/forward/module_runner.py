@@ -11,6 +11,7 @@ import torch
 
 from ....compile_cache.backends.base import Call, Program
 from ....compile_cache.calls.run_summary import size_text
+from ....compile_cache.config import BEHIND
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.all_modules import foreign_on_every_module
 from ....compile_cache.keys import GraphKey, Role
@@ -21,6 +22,7 @@ from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..process.compile_request import CompileRequest
+from ..report import runs
 from ..restart import shape_status
 from .call_description import CallDescription
 
@@ -37,6 +39,7 @@ class ModuleRunner:
     ) -> None:
         """role: of the calls, if it is not the request's: that of a pass of a step cache."""
         self.progress = progress
+        self._is_behind = runtime.cache().config.compile == BEHIND
         record = runtime.record_of(module)
         self.owner = record.owner
         self.weights = record.weights
@@ -139,6 +142,7 @@ class ModuleRunner:
             may_capture=description.may_capture,
             why_captured=description.why_captured,
             is_compared=description.is_compared,
+            is_behind=self._is_behind and not runs.are_of_a_warm_up(),
             progress=self.progress,
             module=self._loaded_module(),
             method=description.method,

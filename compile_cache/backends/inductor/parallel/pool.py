@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before 
     from .job import Job
 
 _MOST = 16
+_MOST_BEHIND = 4  # each takes half a GiB of the GPU's memory from the model that samples
 _OTHERS = 2  # processors left for the process that traces and compares, and for the rest of the machine
 _MOST_WANTED = 61  # the most processes that Windows can wait for
 _MEMORY = 1 << 30  # bytes of memory for torch in each process
@@ -35,6 +36,12 @@ def worker_count(wanted: int | None, device: torch.device, reclaimable: int | No
     processes = _processes(wanted)
     count = min(processes, _fitting_on(device, reclaimable or 0))
     return count if count > 1 or (reclaimable is not None and processes > 1) else 0
+
+
+def worker_count_behind(wanted: int | None, device: torch.device) -> int:
+    """The number of workers beside a model that samples; 0 where the processors or the GPU's memory leave no room."""
+    processes = _processors() - 1 if wanted is None else wanted if wanted > 1 else 0
+    return min(processes, _MOST_BEHIND, _fitting(), _fitting_on(device))
 
 
 def room_for(count: int) -> int:

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,9 @@ from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, in_region_format
 from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, for_later, region_key
 from .table import RegionTable
+
+if TYPE_CHECKING:
+    from ..parallel.behind import CompilesBehind
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +86,9 @@ class RegionBinding:
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
         self.was_reached = False  # the current call came to a region, with or without compiled code
+        self._behind: CompilesBehind | None = None  # of the current call
+        self._workers = 0
+        self.waits = False  # the current call ran originals whose code will come
         self._missing: dict[str, RegionCall] | None = None  # by key of a region, in `postponing_compiles`
         self._on_first_missing: Callable[[], None] = lambda: None
         # Of one call of the module. To find the store, all settings of the environment are read: milliseconds.
@@ -132,10 +138,21 @@ class RegionBinding:
         what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
         return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run eagerly")
 
-    def begin(self, progress: Progress, torch_flags: tuple[Component, ...], streams: bool = False) -> None:
-        """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`."""
+    def begin(
+        self,
+        progress: Progress,
+        torch_flags: tuple[Component, ...],
+        streams: bool = False,
+        behind: CompilesBehind | None = None,
+        workers: int = 0,
+    ) -> None:
+        """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`.
+
+        behind: compiles what is missing, while the original runs, in so many workers; None: the call compiles it.
+        """
         self._progress, self._torch_flags, self._streams = progress, torch_flags, streams
-        self.was_reached = False
+        self._behind, self._workers = behind, workers
+        self.was_reached = self.waits = False
         self._stores.clear()
         self._failed.clear()
 
@@ -251,12 +268,22 @@ class RegionBinding:
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> CompiledRegion | BypassReason | None:
         """Code for sizes that were not met before, or why there is none; None if the region is to be compiled later."""
+        behind = self._behind
+        if behind is not None and behind.has(region):
+            self.waits = True
+            return None
         call = self._call(region, site, weights, inputs)
         failed = self._failed.get((region.key, call.shapes))
         if failed is not None:
             return failed
         try:
-            found = self._table.resolve(call, postpone=self._missing is not None)
+            found = self._table.resolve(call, self._missing is not None, behind is not None)
+            if behind is not None:
+                if found is None:
+                    behind.add(call, self._workers)
+                    self.waits = True
+                else:
+                    behind.is_right(call)
         except Exception as error:  # noqa: BLE001 (`_why_failed` raises what has to be raised)
             found = self._failed[region.key, call.shapes] = self._why_failed(site, error)
         if found is None and self._missing is not None and region.key not in self._missing:

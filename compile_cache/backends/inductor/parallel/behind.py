@@ -1,0 +1,230 @@
+"""Compile behind the picture: calls run the originals of regions without code, which come in when they are ready.
+
+A call waits for nothing. It leaves a copy of each such block without its weights. Between two calls, for a tenth of the
+time that they take, and while nothing samples, this process traces the copies and adds the code that workers made of
+others. The next call that comes to the region compares the code with the original, and runs it from then on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ....errors import BypassCode, BypassReason, first_line
+from ....regions.site import SilentProgress
+from ....regions.skeleton import skeleton_of
+from ....torch_facts.out_of_memory import is_out_of_memory
+from ..compile.artifacts import measured, unpack
+from ..compile.tracing import Shapes, general_hints
+from ..regions.region import Region, RegionCall, for_later, trace_of
+from ..regions.table import RegionTable
+from .job import Job, job_of, settings_for
+from .pool import WorkerPool
+from .process import Compiled, HungError
+
+logger = logging.getLogger(__name__)
+
+FIRST_SECONDS = 0.8  # of work in this process that a first call may pay for
+SHARE = 0.1  # of the time of later calls that goes to such work
+_MOST_SECONDS = 2.0  # of credit
+IDLE_SECONDS = 0.5  # without a call: then nothing samples, and work goes on without credit
+_LOOK_SECONDS = 0.05
+_PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
+_END_SECONDS = 10.0  # that the thread may take to end
+
+# How a region is traced, in turn, until code comes of it that is right: at general sizes or at those of the call; and
+# see `size_one_is_general`.
+_WAYS = ((True, True), (True, False), (False, True), (False, False))
+_AT_SIZES = 2
+
+
+@dataclass(eq=False)
+class _Wanted:
+    """A call that left a region. settings: see `settings_for`, as it ran. way: the number of its next one in _WAYS."""
+
+    call: RegionCall
+    settings: dict[str, Any]
+    way: int = 0
+
+    @property
+    def key(self) -> tuple[str, Shapes]:
+        return self.call.region.key, self.call.static
+
+
+class CompilesBehind:
+    """The regions of all models that calls left, those in the workers, and the thread that goes on while nothing runs.
+
+    lock: held while a call of a model runs, and while this traces or adds code.
+    """
+
+    def __init__(self, table: RegionTable, workers: WorkerPool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table, self._workers, self._clock = table, workers, clock
+        self._waiting: dict[str, _Wanted] = {}  # by the key of a region
+        self._jobs: dict[str, tuple[Compiled, _Wanted]] = {}
+        self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
+        self._held = contextlib.ExitStack()  # the workers, while there is work for them
+        self._count, self._is_held = 0, False
+        self._credit, self._trace_seconds = FIRST_SECONDS, 0.3
+        self._latest, self._paused_until = 0.0, 0.0
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self.lock = threading.RLock()
+
+    @property
+    def left(self) -> int:
+        """How many regions wait, or are with the workers."""
+        return len(self._waiting) + len(self._jobs)
+
+    def has(self, region: Region) -> bool:
+        return region.key in self._waiting or region.key in self._jobs
+
+    def add(self, call: RegionCall, workers: int) -> None:
+        """A region that has no code for the call's sizes. workers: the number to start, if there are none yet."""
+        if not self.left:
+            self._credit, self._count = FIRST_SECONDS, workers
+        self._hold(call.tensors[0].device)
+        left = _without_model(call)
+        wanted = _Wanted(left, settings_for(call.tensors[0].device))
+        wanted.way = self._next_ways.pop(wanted.key, 0)
+        self._waiting[call.region.key] = wanted
+        self._latest = self._clock()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._go_on, name="resolute-behind", daemon=True)
+            self._thread.start()
+            atexit.register(self._end)
+
+    def _hold(self, device: torch.device) -> None:
+        if not self._is_held and self._clock() >= self._paused_until:
+            self._held.enter_context(self._workers.in_use(self._count, device))
+            self._is_held = True
+
+    def _let_go(self) -> None:
+        self._is_held = False
+        self._held.close()
+
+    def is_right(self, call: RegionCall) -> None:
+        """A call has compared the region's code with the original."""
+        self._next_ways.pop((call.region.key, call.static), None)
+
+    def advance(self) -> None:
+        """A call has ended: work for as long as there is credit."""
+        now = self._clock()
+        self._credit = min(self._credit + SHARE * max(now - self._latest, 0.0), _MOST_SECONDS)
+        while self._credit >= (self._trace_seconds if self._waiting else 0.0) and self._do_one():
+            self._credit -= self._clock() - now
+            now = self._clock()
+        self._latest = self._clock()
+
+    def _go_on(self) -> None:
+        """The life of the thread."""
+        while self.left and not self._ending.wait(_LOOK_SECONDS):
+            if self._clock() - self._latest >= IDLE_SECONDS and self.lock.acquire(blocking=False):
+                try:
+                    self._do_one()
+                except Exception:
+                    logger.warning("Resolute: compiles behind the picture stop", exc_info=True)
+                    self._waiting.clear()
+                finally:
+                    self.lock.release()
+
+    def _end(self) -> None:
+        """Python ends: a thread that still traces would crash in it."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
+
+    def _do_one(self) -> bool:
+        """Add code that came, or trace a region. Returns whether there was anything to do."""
+        if self._clock() < self._paused_until:
+            return False
+        for key, (result, wanted) in self._jobs.items():
+            if result.done():
+                del self._jobs[key]
+                self._take(wanted, result)
+                break
+        else:
+            if not self._waiting:
+                return False
+            self._trace(self._waiting.pop(next(iter(self._waiting))))
+        if self._is_held and not self.left:
+            self._let_go()
+        return True
+
+    def _trace(self, wanted: _Wanted) -> None:
+        call, started = wanted.call, self._clock()
+        try:
+            with torch.no_grad():
+                job = _job(wanted)
+            self._hold(call.tensors[0].device)
+            self._jobs[call.region.key] = self._workers.submit(job), wanted
+        except Exception as error:
+            logger.debug("Resolute: %s cannot be traced", call.region.label, exc_info=error)
+            self._failed(wanted, f"{type(error).__name__}: {first_line(error)}")
+        seconds = self._clock() - started
+        self._trace_seconds = (self._trace_seconds + seconds) / 2
+        call.stats.event("trace", f"{call.region.label} behind the picture", seconds)
+
+    def _take(self, wanted: _Wanted, result: Compiled) -> None:
+        """Add what a worker made of a region, or have it tried another way."""
+        call, region = wanted.call, wanted.call.region
+        try:
+            artifact, seconds = result.result()
+            compiled = unpack(artifact)
+        except HungError as error:
+            self._give_up(wanted, str(error))
+            return
+        except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+            if self._workers.running and not is_out_of_memory(error):
+                self._failed(wanted, first_line(error))
+            else:  # memory was short, and the workers were ended for it
+                self._waiting[region.key] = wanted
+                self._paused_until = self._clock() + _PAUSE_SECONDS
+                self._let_go()
+            return
+        with self._table.lock:
+            region.add(compiled, lambda: replace(artifact, about={**artifact.about, **measured(compiled)}))
+        self._next_ways[wanted.key] = max(wanted.way + 1, _AT_SIZES)
+        call.stats.event("compile", f"{region.label} ({call.site.name}) behind the picture", seconds)
+        logger.info("Resolute: %s is compiled; %d regions are left", region.label, self.left)
+
+    def _failed(self, wanted: _Wanted, why: str) -> None:
+        wanted.way += 1
+        at_sizes_too = wanted.call.sizes != _general(wanted.call)
+        if wanted.way < (len(_WAYS) if at_sizes_too else _AT_SIZES):
+            self._waiting[wanted.call.region.key] = wanted
+        else:
+            self._give_up(wanted, why)
+
+    def _give_up(self, wanted: _Wanted, why: str) -> None:
+        call = wanted.call
+        detail = f"{call.region.label}: {why}"
+        logger.warning("Resolute: %s; it runs eagerly", detail)
+        with self._table.lock:
+            call.region.failures[call.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
+        call.stats.counters.compile_failures += 1
+
+
+def _without_model(call: RegionCall) -> RegionCall:
+    """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
+    call = for_later(replace(call, streams=False))
+    site = replace(call.site, module=skeleton_of(call.site.module))
+    return replace(call, site=site, weights=(), progress=SilentProgress(), announce=lambda: None)
+
+
+def _general(call: RegionCall) -> dict[str, int]:
+    return general_hints(call.sizes, call.tensors[0].device)
+
+
+def _job(wanted: _Wanted) -> Job:
+    call = wanted.call
+    is_general, oblivious = _WAYS[wanted.way]
+    traced = trace_of(call, _general(call) if is_general else call.sizes, oblivious)
+    return job_of(call.region.key, call.region.label, traced, wanted.settings)
