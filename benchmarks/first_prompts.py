@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from scripts.errors import ServerError, as_command
+from scripts.errors import PromptError, ServerError, as_command
 from scripts.places import ROOT
 from scripts.server.client import execution_seconds
 from scripts.setup import command
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
                 print(
                     name, *[each["seconds"] for each in measured["prompts"]], f"{measured['peak_gib']} GiB", flush=True
                 )
-            except ServerError as error:
+            except (PromptError, ServerError) as error:
                 result["failed"][name] = rig.first_line(error)
                 print(f"{name}: {error}", flush=True)
             rig.save(options.out, result)
@@ -91,15 +91,18 @@ def _measure(
         memory = Memory(psutil.Process(server.process.pid))
         time.sleep(PAUSE)
         began = time.monotonic()
-        for number in range(MOST if contender != STOCK else BUSY):
-            if time.monotonic() > ends:
+        for number in range(MOST if contender == BEHIND else BUSY):
+            if prompts and ends - time.monotonic() < GAP + 2 * prompts[-1]["seconds"]:
                 break
             time.sleep(GAP if number >= BUSY else 0)
             nodes = prompt(row, STOCK if contender == STOCK else OURS, max(row.counts), 1 + number, files, options.cpu)
             before, at = rig.counters(server.client), round(time.monotonic() - began, 2)
+            unix = time.time()  # as events have it
             history = server.client.run(nodes, max(ends - time.monotonic(), 1))
             risen = rig.rise(before, rig.counters(server.client))
-            prompts.append({"at": at, "seconds": execution_seconds(history), "counters": risen, **memory.take()})
+            prompts.append(
+                {"at": at, "unix": unix, "seconds": execution_seconds(history), "counters": risen, **memory.take()}
+            )
             if contender == BEHIND and not risen["eager_calls"]:
                 break
         memory.close()

@@ -32,9 +32,9 @@ from .process import Compiled, HungError
 
 logger = logging.getLogger(__name__)
 
-FIRST_SECONDS = 0.8  # of work in this process that a first call may pay for
-SHARE = 0.1  # of the time of later calls that goes to such work
+SHARE = 0.1  # of the time of calls that may go to work in this process
 _MOST_SECONDS = 2.0  # of credit
+_FIRST_TRACE = 2.0  # seconds: it imports, and later ones take a quarter of it
 IDLE_SECONDS = 0.5  # without a call: then nothing samples, and work goes on without credit
 _LOOK_SECONDS = 0.05
 _PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
@@ -72,7 +72,7 @@ class CompilesBehind:
         self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
         self._held = contextlib.ExitStack()  # the workers, while there is work for them
         self._count, self._is_held = 0, False
-        self._credit, self._trace_seconds = FIRST_SECONDS, 0.3
+        self._credit, self._trace_seconds = 0.0, _FIRST_TRACE
         self._latest, self._paused_until = 0.0, 0.0
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
@@ -88,8 +88,7 @@ class CompilesBehind:
 
     def add(self, call: RegionCall, workers: int) -> None:
         """A region that has no code for the call's sizes. workers: the number to start, if there are none yet."""
-        if not self.left:
-            self._credit, self._count = FIRST_SECONDS, workers
+        self._count = workers
         self._hold(call.tensors[0].device)
         left = _without_model(call)
         wanted = _Wanted(left, settings_for(call.tensors[0].device))

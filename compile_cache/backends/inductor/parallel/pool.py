@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before 
     from .job import Job
 
 _MOST = 16
-_MOST_BEHIND = 4  # each takes half a GiB of the GPU's memory from the model that samples
+_MOST_BEHIND = 2  # each takes 0.7 GiB of the GPU's memory from the model that samples
 _OTHERS = 2  # processors left for the process that traces and compares, and for the rest of the machine
 _MOST_WANTED = 61  # the most processes that Windows can wait for
 _MEMORY = 1 << 30  # bytes of memory for torch in each process
