@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +70,7 @@ class Chooser:
         self._seconds, self._kernels = seconds, kernels
         self._waiting: Waiting = lambda text: contextlib.nullcontext()
         self._tuner = _tuner(None)
+        self._measures = True
         self._ready: dict[tuple[str, Shape], Kernel] = {}
         self._kinds: set[tuple[torch.device, torch.dtype, int]] = set()  # for which a thread has cuDNN compile
 
@@ -77,6 +78,15 @@ class Chooser:
         """Keep choices in a folder, and tell `waiting` of what a prompt waits for. None keeps them in memory."""
         self._tuner, self._waiting = _tuner(folder), waiting
         self._ready.clear()
+
+    @contextlib.contextmanager
+    def without_measuring(self) -> Iterator[None]:
+        """Inside, a shape that was not measured takes flash: it runs in a block whose compiled code comes later."""
+        self._measures = False
+        try:
+            yield
+        finally:
+            self._measures = True
 
     def __call__(self, given: Given) -> torch.Tensor:
         """The result as (batch, tokens, heads, width), contiguous. Raises what torch's own choice raises, and
@@ -119,6 +129,8 @@ class Chooser:
             self._ready[place] = torchs_choice
             return torchs_choice(given)
         choice = self._tuner.get(*place)
+        if choice is None and not self._measures:
+            return _right_result(kernels, given)
         text = f"attention of {'x'.join(map(str, shape.q))}"
         with self._waiting(text):
             if choice is None or choice.chosen not in {"torch", *kernels}:

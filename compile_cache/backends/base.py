@@ -243,6 +243,11 @@ class Backend(ABC):
     def prewarm(self, device: torch.device, config: CacheConfig) -> None:  # noqa: B027
         """A module will be bound and run soon: start slow imports and processes in the background. Returns at once."""
 
+    @property
+    def is_starting(self) -> bool:
+        """What `prewarm` started is not done yet."""
+        return False
+
     def give_back(self) -> None:  # noqa: B027
         """ComfyUI unloads all models: release the memory that no call waits for, other than that of captures."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...config import CacheConfig
+from ...config import BEHIND, CacheConfig
 from ...errors import first_line
 from ...regions.site import HookBuilder
 from ...stats import Stats
@@ -94,12 +94,20 @@ class InductorBackend(Backend):
             self._prewarming = threading.Thread(target=self._prewarm, args=(device, config), daemon=True)
             self._prewarming.start()
 
+    @property
+    def is_starting(self) -> bool:
+        return self._prewarming is not None and self._prewarming.is_alive()
+
     def _prewarm(self, device: torch.device, config: CacheConfig) -> None:
         if not _probe_machine(device.type).available:
             return
         try:
             remove_abandoned()
-            if may_have_workers(config.workers) and self._has_nothing_stored(device, config):
+            if (
+                config.compile != BEHIND
+                and may_have_workers(config.workers)
+                and self._has_nothing_stored(device, config)
+            ):
                 self.workers.start()
         except Exception as error:
             logger.warning("Resolute: worker processes were not started early: %s", first_line(error))

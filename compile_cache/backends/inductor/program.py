@@ -23,7 +23,7 @@ from ..base import Call, Capabilities, CaptureFacts, Graph, Program, UpcomingDec
 from ..cuda_graphs.capture import Recorder
 from .parallel.behind import CompilesBehind
 from .parallel.parallel_compile import compile_in_parallel
-from .parallel.pool import WorkerPool, room_for, worker_count, worker_count_behind
+from .parallel.pool import WorkerPool, room_for, worker_count_before
 from .regions.binding import RegionBinding
 from .regions.look_ahead import LookAhead
 from .regions.region import RegionCall
@@ -103,7 +103,8 @@ class InductorProgram(Program):
         with self._behind.lock:
             result = self._again_if_short(lambda: self._invoke(call), call.module)
             if self._behind.left:
-                self._behind.advance()
+                with self._stats.stalling():
+                    self._behind.advance()
         self.ran_compiled = self._stats.counters.region_calls > region_calls
         if self._was_upcoming:
             self._was_upcoming = False
@@ -139,9 +140,8 @@ class InductorProgram(Program):
         once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
         originals in place, and runs again once they are compiled.
         """
-        count = self._count_behind(call)
-        behind = self._behind if count else None
-        self._regions.begin(call.progress, call.torch_flags, call.weights.streams, behind, count)
+        behind = self._behind if self._behind.serves(call, self._config) else None
+        self._regions.begin(call.progress, call.torch_flags, call.weights.streams, behind)
         with installed(self._hooks):
             if behind is not None:
                 result = self._run_regions(call)
@@ -182,24 +182,12 @@ class InductorProgram(Program):
             logger.debug("Resolute: why not before", exc_info=True)
         self._is_rehearsed = True
 
-    def _count_behind(self, call: Call) -> int:
-        """The number of workers that compile behind the call what it lacks; 0 if it compiles that itself."""
-        if not call.is_behind or self._config.verify or call.weights.streams or lost(Loss.WORKERS, Loss.KEEPING):
-            return 0
-        return (self._behind.left and 1) or worker_count_behind(self._config.workers, call.tensors[0].device)
-
     def _worker_count(self, call: Call) -> int:
         """The number of workers that may compile for this call; 0 if each region is compiled in turn."""
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
         if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0
-        device, weights = call.tensors[0].device, call.weights
-        count = worker_count(self._config.workers, device)
-        # While the weights of a first call come, the card looks empty.
-        if weights.streams or (weights.pages and not count):
-            done, total = self._regions.compiled_count
-            within_reach = worker_count(self._config.workers, device, weights.reclaimable())
-            count = min(within_reach, max(total - done, 1))  # each takes memory from weights
+        count = worker_count_before(self._config.workers, call, *self._regions.compiled_count)
         return count or (2 if self._workers.running and self._workers.has_early_for(self.owner) else 0)
 
     def _run_ahead(self, call: Call, run: Callable[[], T]) -> T:

@@ -96,6 +96,9 @@ class ModuleRunner:
             self.progress.finish()
 
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
+        if self._is_behind and not self._programs and self._request.backend.is_starting:
+            runtime.cache().stats.forward_ran(compiled=False)
+            return invoke(description.tensors)
         program, backend = self.program(description.tensors[0].device.type)
         self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
         self.weights.paged.arrange()

@@ -13,6 +13,7 @@ import comfy.model_management
 import torch
 
 from ....compile_cache.backends import registry
+from ....compile_cache.config import BEHIND
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
@@ -69,7 +70,10 @@ def _backend(node: Mapping[str, Any]) -> str | None:
 
 def _preload() -> None:
     try:
-        preload(comfy.model_management.get_torch_device())
+        device = comfy.model_management.get_torch_device()
+        preload(device)
+        if runtime.cache().config.compile == BEHIND:  # no prompt waits for a backend then, nor shares Python with it
+            registry.candidates(registry.AUTO)[0].prewarm(device, runtime.cache().config)
     except UserError as error:  # a setting; each of our nodes raises it too
         logger.warning("Resolute: %s No Resolute node runs until it is corrected and ComfyUI is started again.", error)
     except Exception:

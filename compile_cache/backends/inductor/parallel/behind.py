@@ -18,24 +18,29 @@ from typing import Any
 
 import torch
 
+from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason, first_line
 from ....regions.site import SilentProgress
 from ....regions.skeleton import skeleton_of
+from ....stats import Stats
 from ....torch_facts.out_of_memory import is_out_of_memory
+from ....torch_facts.private_names import Loss, lost
+from ...base import Call
 from ..compile.artifacts import measured, unpack
+from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, general_hints
 from ..regions.region import Region, RegionCall, for_later, trace_of
 from ..regions.table import RegionTable
 from .job import Job, job_of, settings_for
-from .pool import WorkerPool
+from .pool import WorkerPool, worker_count_behind
 from .process import Compiled, HungError
 
 logger = logging.getLogger(__name__)
 
 SHARE = 0.1  # of the time of calls that may go to work in this process
-_MOST_SECONDS = 2.0  # of credit
-_FIRST_TRACE = 2.0  # seconds: it imports, and later ones take a quarter of it
-IDLE_SECONDS = 0.5  # without a call: then nothing samples, and work goes on without credit
+_MOST_SECONDS = 1.0  # of credit
+_FIRST_TRACE = 1.0  # seconds: it imports, and later ones take a quarter of it
+IDLE_SECONDS = 1.5  # without a call: then nothing samples, and work goes on without credit
 _LOOK_SECONDS = 0.05
 _PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
 _END_SECONDS = 10.0  # that the thread may take to end
@@ -71,7 +76,8 @@ class CompilesBehind:
         self._jobs: dict[str, tuple[Compiled, _Wanted]] = {}
         self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
         self._held = contextlib.ExitStack()  # the workers, while there is work for them
-        self._count, self._is_held = 0, False
+        self._count, self._is_held, self._is_unable = 0, False, False
+        self._stats, self._calls = Stats(), 0
         self._credit, self._trace_seconds = 0.0, _FIRST_TRACE
         self._latest, self._paused_until = 0.0, 0.0
         self._thread: threading.Thread | None = None
@@ -86,16 +92,27 @@ class CompilesBehind:
     def has(self, region: Region) -> bool:
         return region.key in self._waiting or region.key in self._jobs
 
-    def add(self, call: RegionCall, workers: int) -> None:
-        """A region that has no code for the call's sizes. workers: the number to start, if there are none yet."""
-        self._count = workers
-        self._hold(call.tensors[0].device)
-        left = _without_model(call)
-        wanted = _Wanted(left, settings_for(call.tensors[0].device))
+    def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
+        """A call came to a region at new sizes. found: what runs there; None: its code has to be made."""
+        if found is not None:
+            self._next_ways.pop((call.region.key, call.static), None)
+            return
+        self._stats = call.stats
+        try:
+            self._hold(call.tensors[0].device)
+            wanted = _Wanted(_without_model(call), settings_for(call.tensors[0].device))
+        except OSError as error:
+            logger.warning("Resolute: calls wait for compiles, because no worker was started: %s", first_line(error))
+            self._is_unable = True
+            return
+        except Exception as error:
+            logger.debug("Resolute: %s cannot be copied", call.region.label, exc_info=error)
+            self._give_up(call, f"{type(error).__name__}: {first_line(error)}")
+            return
         wanted.way = self._next_ways.pop(wanted.key, 0)
         self._waiting[call.region.key] = wanted
         self._latest = self._clock()
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None:
             self._thread = threading.Thread(target=self._go_on, name="resolute-behind", daemon=True)
             self._thread.start()
             atexit.register(self._end)
@@ -109,9 +126,16 @@ class CompilesBehind:
         self._is_held = False
         self._held.close()
 
-    def is_right(self, call: RegionCall) -> None:
-        """A call has compared the region's code with the original."""
-        self._next_ways.pop((call.region.key, call.static), None)
+    def serves(self, call: Call, config: CacheConfig) -> bool:
+        """Whether it compiles what a call lacks: not where processors or memory leave a worker no room, or where every
+        region is to be compared. The call waits then.
+        """
+        waits = config.verify or call.weights.streams or self._is_unable or lost(Loss.WORKERS, Loss.KEEPING)
+        if waits or not call.is_behind:
+            return False
+        if not self.left:
+            self._count = worker_count_behind(config.workers, call.tensors[0].device)
+        return self._count > 0
 
     def advance(self) -> None:
         """A call has ended: work for as long as there is credit."""
@@ -124,9 +148,12 @@ class CompilesBehind:
 
     def _go_on(self) -> None:
         """The life of the thread."""
-        while self.left and not self._ending.wait(_LOOK_SECONDS):
-            if self._clock() - self._latest >= IDLE_SECONDS and self.lock.acquire(blocking=False):
+        while not self._ending.wait(_LOOK_SECONDS):
+            if self._is_idle() and self.lock.acquire(blocking=False):
                 try:
+                    if not self.left:
+                        self._thread = None
+                        return
                     self._do_one()
                 except Exception:
                     logger.warning("Resolute: compiles behind the picture stop", exc_info=True)
@@ -134,11 +161,20 @@ class CompilesBehind:
                 finally:
                     self.lock.release()
 
+    def _is_idle(self) -> bool:
+        """Nothing samples: for a while no call was made, through regions, by a replay or eagerly."""
+        counters = self._stats.counters
+        calls = counters.graph_calls + counters.replays + counters.eager_calls
+        if calls != self._calls:
+            self._calls, self._latest = calls, self._clock()
+        return self._clock() - self._latest >= IDLE_SECONDS
+
     def _end(self) -> None:
         """Python ends: a thread that still traces would crash in it."""
         self._ending.set()
-        if self._thread is not None:
-            self._thread.join(_END_SECONDS)
+        thread = self._thread
+        if thread is not None:
+            thread.join(_END_SECONDS)
 
     def _do_one(self) -> bool:
         """Add code that came, or trace a region. Returns whether there was anything to do."""
@@ -166,7 +202,7 @@ class CompilesBehind:
             self._jobs[call.region.key] = self._workers.submit(job), wanted
         except Exception as error:
             logger.debug("Resolute: %s cannot be traced", call.region.label, exc_info=error)
-            self._failed(wanted, f"{type(error).__name__}: {first_line(error)}")
+            self._failed(wanted, error)
         seconds = self._clock() - started
         self._trace_seconds = (self._trace_seconds + seconds) / 2
         call.stats.event("trace", f"{call.region.label} behind the picture", seconds)
@@ -178,15 +214,10 @@ class CompilesBehind:
             artifact, seconds = result.result()
             compiled = unpack(artifact)
         except HungError as error:
-            self._give_up(wanted, str(error))
+            self._give_up(call, str(error))
             return
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
-            if self._workers.running and not is_out_of_memory(error):
-                self._failed(wanted, first_line(error))
-            else:  # memory was short, and the workers were ended for it
-                self._waiting[region.key] = wanted
-                self._paused_until = self._clock() + _PAUSE_SECONDS
-                self._let_go()
+            self._failed(wanted, error)
             return
         with self._table.lock:
             region.add(compiled, lambda: replace(artifact, about={**artifact.about, **measured(compiled)}))
@@ -194,16 +225,20 @@ class CompilesBehind:
         call.stats.event("compile", f"{region.label} ({call.site.name}) behind the picture", seconds)
         logger.info("Resolute: %s is compiled; %d regions are left", region.label, self.left)
 
-    def _failed(self, wanted: _Wanted, why: str) -> None:
+    def _failed(self, wanted: _Wanted, error: Exception) -> None:
+        if is_out_of_memory(error) or not self._workers.running:  # a lack of memory ends the workers
+            self._waiting[wanted.call.region.key] = wanted
+            self._paused_until = self._clock() + _PAUSE_SECONDS
+            self._let_go()
+            return
         wanted.way += 1
         at_sizes_too = wanted.call.sizes != _general(wanted.call)
         if wanted.way < (len(_WAYS) if at_sizes_too else _AT_SIZES):
             self._waiting[wanted.call.region.key] = wanted
         else:
-            self._give_up(wanted, why)
+            self._give_up(wanted.call, f"{type(error).__name__}: {first_line(error)}")
 
-    def _give_up(self, wanted: _Wanted, why: str) -> None:
-        call = wanted.call
+    def _give_up(self, call: RegionCall, why: str) -> None:
         detail = f"{call.region.label}: {why}"
         logger.warning("Resolute: %s; it runs eagerly", detail)
         with self._table.lock:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...base import Call
 from .process import Compiled, NotCompiledError, WorkerProcess
 
 if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
@@ -36,6 +37,17 @@ def worker_count(wanted: int | None, device: torch.device, reclaimable: int | No
     processes = _processes(wanted)
     count = min(processes, _fitting_on(device, reclaimable or 0))
     return count if count > 1 or (reclaimable is not None and processes > 1) else 0
+
+
+def worker_count_before(wanted: int | None, call: Call, done: int, total: int) -> int:
+    """The number of workers for a call that waits for them. done, total: of its regions."""
+    device, weights = call.tensors[0].device, call.weights
+    count = worker_count(wanted, device)
+    # While the weights of a first call come, the card looks empty.
+    if weights.streams or (weights.pages and not count):
+        within_reach = worker_count(wanted, device, weights.reclaimable())
+        count = min(within_reach, max(total - done, 1))  # each takes memory from weights
+    return count
 
 
 def worker_count_behind(wanted: int | None, device: torch.device) -> int:

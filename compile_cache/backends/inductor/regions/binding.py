@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ....attention.chooser import chooser
 from ....config import CacheConfig
-from ....errors import BypassCode, BypassReason, InputsGoneError, first_line
+from ....errors import BypassReason, InputsGoneError
 from ....foreign.attributes import marks_in
 from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
@@ -27,8 +28,8 @@ from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, in_region_format
-from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, for_later, region_key
-from .table import RegionTable
+from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, for_later, region_key, replaced
+from .table import RegionTable, why_failed
 
 if TYPE_CHECKING:
     from ..parallel.behind import CompilesBehind
@@ -87,7 +88,6 @@ class RegionBinding:
         self._progress: Progress = SilentProgress()
         self.was_reached = False  # the current call came to a region, with or without compiled code
         self._behind: CompilesBehind | None = None  # of the current call
-        self._workers = 0
         self.waits = False  # the current call ran originals whose code will come
         self._missing: dict[str, RegionCall] | None = None  # by key of a region, in `postponing_compiles`
         self._on_first_missing: Callable[[], None] = lambda: None
@@ -118,7 +118,7 @@ class RegionBinding:
         casting = [module for module in own if self._policy.may_cast(module)]
         structure = site.structure or structure_digest(site.module, self._memo, site.without, policy=self._policy)
         foreign = any(marks_in(module, is_hooked and module is site.module) for module in own)
-        refused = self._replaced(site.kind, foreign, reach)
+        refused = replaced(site.kind, foreign, reach)
         slots = weight_slots(site.module, site.without)
         loras = LoraInputs(site, slots)
         bound = self._sites[site] = _BoundSite(digest((structure, reach.digest)), slots, casting, refused, loras)
@@ -130,28 +130,18 @@ class RegionBinding:
             self._reach_of[kinds] = self._reaches.of(kinds)
         return self._reach_of[kinds]
 
-    @staticmethod
-    def _replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
-        """Why a site with code of another pack runs its original: no key can describe a closure."""
-        if not foreign and not reach.foreign:
-            return None
-        what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
-        return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run eagerly")
-
     def begin(
         self,
         progress: Progress,
         torch_flags: tuple[Component, ...],
         streams: bool = False,
         behind: CompilesBehind | None = None,
-        workers: int = 0,
     ) -> None:
-        """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`.
-
-        behind: compiles what is missing, while the original runs, in so many workers; None: the call compiles it.
+        """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`. behind: compiles
+        what is missing, while originals run; None: the call compiles it.
         """
         self._progress, self._torch_flags, self._streams = progress, torch_flags, streams
-        self._behind, self._workers = behind, workers
+        self._behind = behind
         self.was_reached = self.waits = False
         self._stores.clear()
         self._failed.clear()
@@ -235,7 +225,8 @@ class RegionBinding:
 
     def _run_original(self, site: RegionSite, tensors: Sequence[torch.Tensor], reason: BypassReason | None) -> Any:
         """`reason`: None where the region is only to be compiled later."""
-        result = site.function(site.module, *tensors)
+        with chooser.without_measuring() if self.waits and reason is None else contextlib.nullcontext():
+            result = site.function(site.module, *tensors)
         if reason is not None:  # an original that raises was no bypass: the prompt fails as it does without Resolute
             self._bypass(reason)
         return result
@@ -279,13 +270,10 @@ class RegionBinding:
         try:
             found = self._table.resolve(call, self._missing is not None, behind is not None)
             if behind is not None:
-                if found is None:
-                    behind.add(call, self._workers)
-                    self.waits = True
-                else:
-                    behind.is_right(call)
-        except Exception as error:  # noqa: BLE001 (`_why_failed` raises what has to be raised)
-            found = self._failed[region.key, call.shapes] = self._why_failed(site, error)
+                behind.note(call, found)
+                self.waits = self.waits or found is None
+        except Exception as error:  # noqa: BLE001 (`why_failed` raises what has to be raised)
+            found = self._failed[region.key, call.shapes] = why_failed(call, error, self._out_of_memory_is_final)
         if found is None and self._missing is not None and region.key not in self._missing:
             if not self._missing:
                 self._on_first_missing()
@@ -298,22 +286,6 @@ class RegionBinding:
         store = self._store(inputs[0].device)
         about = (self._stats, self._progress, self._announce, self._verify, store, self._streams)
         return RegionCall(region, site, weights, inputs, *about)
-
-    def _why_failed(self, site: RegionSite, error: Exception) -> BypassReason:
-        """Why a site runs its original until the next call of the module. Raises the error where a repeated call may
-        find memory, and whatever cancels. What the original raises by itself it raises again.
-        """
-        if isinstance(error, self._progress.cancellations):
-            raise error
-        if is_out_of_memory(error):
-            if not self._out_of_memory_is_final():
-                raise error
-            detail = (
-                f"there is no memory to load {site.kind} and compare it with its original; it runs eagerly until then"
-            )
-            return BypassReason(BypassCode.OUT_OF_MEMORY, detail)
-        logger.debug("Resolute: %s runs eagerly", site.kind, exc_info=error)
-        return BypassReason(BypassCode.COMPILE_FAILED, f"{site.kind}: {type(error).__name__}: {first_line(error)}")
 
     def _announce(self) -> None:
         done, total = self.compiled_count

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ....errors import BypassCode, BypassReason, first_line
+from ....foreign.reach import CodeReach
 from ....keys import Component, digest
 from ....regions.site import Progress, RegionSite
 from ....stats import Stats
@@ -47,6 +48,14 @@ def region_key(
     inputs = tuple((str(tensor.dtype), str(tensor.device), tensor.ndim) for tensor in tensors)
     flags = tuple(torch_flags) if site.attends else without_attention(torch_flags)
     return digest((site.kind, site.dims, structure, inputs, pattern, flags))
+
+
+def replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
+    """Why a site with code of another pack runs its original: no key can describe a closure."""
+    if not foreign and not reach.foreign:
+        return None
+    what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
+    return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run eagerly")
 
 
 @dataclass(eq=False)

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import logging
 import threading
+from collections.abc import Callable
 
-from ....errors import BypassCode, BypassReason, RegionCompileError
+from ....errors import BypassCode, BypassReason, RegionCompileError, first_line
 from ....stats import SHORT_WAIT
 from ....store.artifact_store import ArtifactStore
 from ....torch_facts.out_of_memory import is_out_of_memory
@@ -164,3 +165,19 @@ def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:
     reason = BypassReason(BypassCode.COMPILE_FAILED, detail)
     region.by_shapes[shapes] = reason
     return reason
+
+
+def why_failed(call: RegionCall, error: Exception, out_of_memory_is_final: Callable[[], bool]) -> BypassReason:
+    """Why a site runs its original until the next call of the module. Raises the error where a repeated call may find
+    memory, and whatever cancels. What the original raises by itself it raises again.
+    """
+    kind = call.site.kind
+    if isinstance(error, call.progress.cancellations):
+        raise error
+    if is_out_of_memory(error):
+        if not out_of_memory_is_final():
+            raise error
+        detail = f"there is no memory to load {kind} and compare it with its original; it runs eagerly until then"
+        return BypassReason(BypassCode.OUT_OF_MEMORY, detail)
+    logger.debug("Resolute: %s runs eagerly", kind, exc_info=error)
+    return BypassReason(BypassCode.COMPILE_FAILED, f"{kind}: {type(error).__name__}: {first_line(error)}")
