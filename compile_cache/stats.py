@@ -34,7 +34,8 @@ class Counters:
     replays: int = 0
     region_calls: int = 0
     graph_calls: int = 0  # forwards through compiled regions, or that were captured, without a replay
-    eager_calls: int = 0  # forwards in which every block ran eager
+    eager_calls: int = 0  # forwards in which every block ran eager, or some wait for code
+    waiting_calls: int = 0  # of these, forwards that ran originals whose code was still being compiled
     evictions: int = 0
     streamed_bytes: int = 0  # of weights that had no page when their block ran
     prologue_runs: int = 0  # parts of streamed blocks that follow the time alone, see `dependence`

@@ -168,6 +168,8 @@ def _results(run: Run) -> list[str]:
         return [*done, _stop(run, Text("stopped in the first step"))]
     if run.stopped:
         return [*done, _stop(run, Text("stopped"))]
+    if run.counts.get("waiting_calls", 0):
+        done = [*done, Text("compiling meanwhile")]
     return [*(done or [Text("nothing compiled") if answered else Text("ran uncompiled")]), *_speed(run)]
 
 
@@ -203,6 +205,7 @@ def kept(done: int, total: int) -> Text:
 
 def counted(counts: Mapping[str, int]) -> dict[str, Text]:
     """A phrase for each counter that people see, by its name. Those that are missing count as 0."""
+    waiting = {"waiting_calls": Text("{count} not compiled yet", count=n)} if (n := counts.get("waiting_calls")) else {}
     return {
         "replays": Text("{count} replays", count=counts.get("replays", 0)),
         "graph_calls": Text("{count} calls through regions", count=counts.get("graph_calls", 0)),
@@ -210,6 +213,7 @@ def counted(counts: Mapping[str, int]) -> dict[str, Text]:
         "captures": Text("{count} captures", count=counts.get("captures", 0)),
         "region_compiles": Text("{count} region compiles", count=counts.get("region_compiles", 0)),
         "region_loads": Text("{count} region loads", count=counts.get("region_loads", 0)),
+        **waiting,
     }
 
 

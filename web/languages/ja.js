@@ -133,6 +133,8 @@ export default {
   "chose {count} attention kernels in {time}": "アテンションのカーネルを {count} 個 {time} で選択",
   "the first use of a shape since ComfyUI started": "ComfyUI の起動後、この形状は最初の使用です",
   "nothing compiled": "コンパイルなし",
+  "compiling meanwhile": "並行してコンパイル中",
+  "{count} not compiled yet": "未コンパイル {count} 回",
   "ran uncompiled": "コンパイルせずに実行",
   "{time}/step": "{time}/ステップ",
   "warm-up": "ウォームアップ",

@@ -133,6 +133,8 @@ export default {
   "chose {count} attention kernels in {time}": "選擇了 {count} 個注意力核心，用時 {time}",
   "the first use of a shape since ComfyUI started": "ComfyUI 啟動後首次使用該形狀",
   "nothing compiled": "無需編譯",
+  "compiling meanwhile": "同時編譯中",
+  "{count} not compiled yet": "{count} 次尚未編譯",
   "ran uncompiled": "未編譯執行",
   "{time}/step": "{time}/步",
   "warm-up": "預熱",

@@ -133,6 +133,8 @@ export default {
   "chose {count} attention kernels in {time}": "选择了 {count} 个注意力内核，用时 {time}",
   "the first use of a shape since ComfyUI started": "ComfyUI 启动后首次使用该形状",
   "nothing compiled": "无需编译",
+  "compiling meanwhile": "同时编译中",
+  "{count} not compiled yet": "{count} 次尚未编译",
   "ran uncompiled": "未编译运行",
   "{time}/step": "{time}/步",
   "warm-up": "预热",

@@ -29,7 +29,7 @@ from ...base import Call
 from ..compile.artifacts import measured, unpack
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, general_hints
-from ..regions.region import Region, RegionCall, for_later, trace_of
+from ..regions.region import MadeLater, Region, RegionCall, for_later, trace_of
 from ..regions.table import RegionTable
 from .job import Job, job_of, settings_for
 from .pool import WorkerPool, worker_count_behind
@@ -64,7 +64,7 @@ class _Wanted:
         return self.call.region.key, self.call.static
 
 
-class CompilesBehind:
+class CompilesBehind(MadeLater):
     """The regions of all models that calls left, those in the workers, and the thread that goes on while nothing runs.
 
     lock: held while a call of a model runs, and while this traces or adds code.
@@ -93,7 +93,7 @@ class CompilesBehind:
         return region.key in self._waiting or region.key in self._jobs
 
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
-        """A call came to a region at new sizes. found: what runs there; None: its code has to be made."""
+        """See `MadeLater`."""
         if found is not None:
             self._next_ways.pop((call.region.key, call.static), None)
             return

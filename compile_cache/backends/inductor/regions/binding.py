@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,11 +28,8 @@ from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, in_region_format
-from .region import AUTOCAST, WRITES_TO_COPY, Region, RegionCall, for_later, region_key, replaced
+from .region import AUTOCAST, WRITES_TO_COPY, MadeLater, Region, RegionCall, for_later, region_key, replaced
 from .table import RegionTable, why_failed
-
-if TYPE_CHECKING:
-    from ..parallel.behind import CompilesBehind
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +84,7 @@ class RegionBinding:
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
         self.was_reached = False  # the current call came to a region, with or without compiled code
-        self._behind: CompilesBehind | None = None  # of the current call
+        self._behind: MadeLater | None = None  # of the current call
         self.waits = False  # the current call ran originals whose code will come
         self._missing: dict[str, RegionCall] | None = None  # by key of a region, in `postponing_compiles`
         self._on_first_missing: Callable[[], None] = lambda: None
@@ -135,7 +132,7 @@ class RegionBinding:
         progress: Progress,
         torch_flags: tuple[Component, ...],
         streams: bool = False,
-        behind: CompilesBehind | None = None,
+        behind: MadeLater | None = None,
     ) -> None:
         """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`. behind: compiles
         what is missing, while originals run; None: the call compiles it.

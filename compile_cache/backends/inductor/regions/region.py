@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -165,6 +166,18 @@ class RegionCall:
         sizes = bind_dims(self.site.dims, self.shapes)
         assert sizes is not None, f"{self.shapes} do not fit {self.site.dims}: `RegionTable.resolve` refuses them"
         return sizes
+
+
+class MadeLater(Protocol):
+    """Makes code while calls run originals: `CompilesBehind`."""
+
+    def has(self, region: Region) -> bool:
+        """The region's code is being made."""
+        ...
+
+    def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
+        """A call came to a region at new sizes. found: what runs there; None: its code has to be made."""
+        ...
 
 
 def for_later(call: RegionCall) -> RegionCall:

@@ -1,0 +1,266 @@
+"""Compiles behind the picture: calls run originals, and code comes in between calls or while nothing runs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.parallel import behind as behinds
+from compile_cache.backends.inductor.parallel import job as jobs
+from compile_cache.backends.inductor.parallel.behind import CompilesBehind
+from compile_cache.backends.inductor.parallel.process import Compiled, HungError, NotCompiledError
+from compile_cache.backends.inductor.regions import region
+from compile_cache.regions.skeleton import skeleton_of
+
+from .....programs import run_python
+from ....rig import TOLERANCE, Block, Bound, Model, Rig, Stopper, inputs, relative_error, seeded, tokens
+
+
+class Workers:
+    """A pool whose jobs end when a test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[jobs.Job, Compiled]] = []
+        self.running, self.users = True, 0
+
+    @contextlib.contextmanager
+    def in_use(self, count: int, device: torch.device) -> Iterator[None]:
+        self.users += 1
+        yield
+        self.users -= 1
+
+    def submit(self, job: jobs.Job) -> Compiled:
+        if not self.running:
+            raise NotCompiledError("no process")
+        self.jobs.append((job, Compiled()))
+        return self.jobs[-1][1]
+
+    def finish(self, error: Exception | None = None) -> jobs.Job:
+        """The oldest job ends, with an artifact or with an error."""
+        job, result = self.jobs.pop(0)
+        if error is None:
+            result.set_result((jobs._run(job), 1.0))
+        else:
+            result.set_exception(error)
+        return job
+
+
+class Behind(Rig):
+    """The rig's calls are answered at once. Its clock stands still, so that the thread does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(InductorBackend(), compile="behind", workers=2)
+        self.workers, self.now = Workers(), 100.0
+        self.queue = CompilesBehind(self.backend.table, self.workers, lambda: self.now)  # type: ignore[attr-defined, arg-type]
+        self.backend._behind = self.queue  # type: ignore[attr-defined]
+
+    def call(self, bound: Bound, *tensors: torch.Tensor, seconds: float = 100.0, **changes: Any) -> float:
+        """The relative error of a call that takes so long by the rig's clock."""
+        self.now += seconds
+        actual = bound(*tensors, is_behind=True, **changes)
+        with torch.inference_mode():
+            return relative_error(actual, bound.module(*tensors))
+
+    def leave(self, bound: Bound, *tensors: torch.Tensor) -> None:
+        """A first call leaves its regions, and a second one pays for their traces."""
+        for _ in range(2):
+            self.call(bound, *tensors)
+
+
+@pytest.fixture
+def rig() -> Iterator[Behind]:
+    made = Behind()
+    yield made
+    made.queue._end()
+
+
+def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -> None:
+    bound = rig.bind(seeded(Model))
+    with rig.expect(eager_calls=1):
+        assert rig.call(bound, *inputs()) == 0  # the very originals
+    assert (len(rig.workers.jobs), rig.queue.left) == (0, 2)
+    rig.call(bound, *inputs())
+    assert (len(rig.workers.jobs), rig.queue.left, rig.workers.users) == (2, 2, 1)
+    rig.workers.finish()
+    with rig.expect(eager_calls=1):
+        assert rig.call(bound, *inputs()) == 0  # the code came at its end
+    with rig.expect(eager_calls=1, region_compiles=1, verifications=1, region_calls=2):
+        assert rig.call(bound, *inputs()) <= TOLERANCE
+    assert bound.program.waits
+    rig.workers.finish()
+    rig.call(bound, *inputs())
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=4):
+        assert rig.call(bound, *inputs()) <= TOLERANCE
+    assert not bound.program.waits
+    assert (rig.queue.left, rig.workers.users) == (0, 0)
+    with rig.expect(graph_calls=1, region_calls=4):
+        assert rig.call(bound, *inputs(3, 9, 10, 5)) <= TOLERANCE
+
+
+def test_calls_pay_for_a_tenth_of_their_time_and_what_is_left_waits(
+    rig: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = rig.bind(seeded(Model))
+    rig.call(bound, *inputs())
+    traced = behinds._job
+
+    def slow(wanted: Any) -> jobs.Job:
+        rig.now += 1.0
+        return traced(wanted)
+
+    monkeypatch.setattr(behinds, "_job", slow)
+    submitted = []
+    for _ in range(5):
+        rig.call(bound, *inputs(), seconds=5)
+        submitted.append(len(rig.workers.jobs))
+    assert submitted == [0, 1, 1, 2, 2]
+
+
+def test_while_nothing_runs_work_goes_on_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(behinds, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(behinds, "SHARE", 0.0)
+    rig = Behind()
+    rig.queue._clock = time.monotonic
+    bound = rig.bind(seeded(Block))
+    rig.call(bound, tokens())
+    ends = time.monotonic() + 60
+    while not rig.workers.jobs and time.monotonic() < ends:
+        time.sleep(0.01)
+    rig.workers.finish()
+    while rig.queue.left and time.monotonic() < ends:
+        time.sleep(0.01)
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
+    rig.queue._end()
+
+
+def test_code_that_cannot_be_made_is_tried_another_way(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    ways = []
+    for _ in range(2):
+        ways.append(rig.workers.finish(NotCompiledError("KeyError: 'unbacked_bindings'")).oblivious)
+        rig.call(bound, tokens())
+    assert ways == [True, False]
+    rig.workers.finish()
+    rig.call(bound, tokens())
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("error", [NotCompiledError("it does not lower"), HungError("no answer")])
+def test_a_region_without_any_code_runs_eagerly_and_says_why(rig: Behind, error: Exception) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    while rig.workers.jobs:
+        rig.workers.finish(error)
+        rig.call(bound, tokens())
+    with rig.expect(eager_calls=1, bypasses={"compile_failed": 1}):
+        assert rig.call(bound, tokens()) == 0
+    assert (rig.queue.left, rig.workers.users) == (0, 0)
+    assert any(str(error) in text for text in rig.details)
+
+
+def test_code_that_is_wrong_at_a_calls_sizes_is_made_for_these(rig: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    rig.workers.finish()
+    rig.call(bound, tokens())
+    hints: list[Any] = []
+    traced = behinds.trace_of
+    monkeypatch.setattr(behinds, "trace_of", lambda call, *given: (hints.append(given[0]), traced(call, *given))[1])
+    monkeypatch.setattr(region, "difference_from_original", lambda *given: "other numbers")
+    with rig.expect(eager_calls=1, verifications=1):
+        assert rig.call(bound, tokens()) == 0
+    assert hints == [{"b": 2, "n": 5}]
+    monkeypatch.undo()
+    rig.workers.finish()
+    rig.call(bound, tokens())
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
+
+
+def test_workers_that_memory_ended_start_again_later(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    rig.workers.running = False
+    rig.workers.finish(NotCompiledError("the processes that compile were ended"))
+    rig.call(bound, tokens(), seconds=1)
+    assert (rig.queue.left, rig.workers.users) == (1, 0)
+    rig.workers.running = True
+    rig.call(bound, tokens(), seconds=30)
+    assert not rig.workers.jobs
+    rig.call(bound, tokens(), seconds=60)
+    assert (len(rig.workers.jobs), rig.workers.users) == (1, 1)
+
+
+def test_a_cancel_and_a_second_model_change_nothing_of_what_waits(rig: Behind) -> None:
+    bound, other = rig.bind(seeded(Model)), rig.bind(seeded(Model, seed=1))
+    rig.call(bound, *inputs(), seconds=0)
+    assert rig.queue.left == 2
+    with pytest.raises(InterruptedError):
+        rig.call(rig.bind(seeded(Block)), tokens(), invoke=_cancelled, progress=Stopper())
+    rig.call(other, *inputs())
+    assert rig.queue.left == len(rig.workers.jobs) == 2  # the models share their regions
+    for _ in range(2):
+        rig.workers.finish()
+    rig.call(bound, *inputs())
+    with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
+        assert rig.call(other, *inputs()) <= TOLERANCE
+    with rig.expect(graph_calls=1, region_calls=4):
+        assert rig.call(bound, *inputs()) <= TOLERANCE
+
+
+def _cancelled(tensors: Any) -> Any:
+    raise InterruptedError("cancelled")
+
+
+def test_what_waits_keeps_no_model_alive(rig: Behind) -> None:
+    module = seeded(Model)
+    bound = rig.bind(module)
+    rig.call(bound, *inputs(), seconds=0)
+    weights = [weakref.ref(each) for each in module.parameters()]
+    bound.program.close()
+    del module, bound
+    gc.collect()
+    assert not any(each() is not None for each in weights)
+    assert rig.queue.left == 2
+
+
+def test_a_call_that_waits_compiles_what_is_missing_itself(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert bound.error(tokens()) <= TOLERANCE  # a warm-up
+    assert rig.queue.left == 0
+
+
+def test_a_copy_has_the_lists_of_its_time_and_no_weights() -> None:
+    block = seeded(Block)
+    block.linear.weight_function = []
+    copy: Any = skeleton_of(block)
+    block.linear.weight_function.append(abs)
+    assert copy.linear.weight_function == []
+    assert all(each.is_meta for each in copy.parameters())
+    assert copy.linear.weight.shape == block.linear.weight.shape
+    assert not any(each.is_meta for each in block.parameters())
+
+
+STOPS = """
+from tests.contract.backends.inductor.parallel.test_behind import Behind, Model, inputs, seeded, time
+rig = Behind()
+rig.queue._clock = time.monotonic
+rig.call(rig.bind(seeded(Model)), *inputs(), seconds=0)
+print(rig.queue.left)
+"""
+
+
+def test_python_ends_with_work_left() -> None:
+    assert run_python(STOPS).split() == ["2"]
