@@ -105,6 +105,10 @@ class Progress(Protocol):
         """A block of the call is about to run. Raises if the call is cancelled."""
         ...
 
+    def prompt_runs(self) -> bool:
+        """A prompt runs now, this call's or another one."""
+        ...
+
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         """`done` of `total` units are done. left: the kinds of those that are left."""
         ...
@@ -118,6 +122,9 @@ class SilentProgress:
 
     def begin_block(self) -> None:
         pass
+
+    def prompt_runs(self) -> bool:
+        return False
 
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         pass

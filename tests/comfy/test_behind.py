@@ -68,4 +68,4 @@ def test_a_warm_up_waits(bench: Bench, tiny_prompt: Callable[..., PromptDict]) -
         del prompt[name]
     run = bench.run(prompt)
     assert run.rise["waiting_calls"] == run.rise["eager_calls"] == 0
-    assert run.rise["region_compiles"] > 2
+    assert run.rise["region_compiles"] > 0

@@ -148,6 +148,9 @@ class Stopper:
 
     def begin_block(self) -> None: ...
 
+    def prompt_runs(self) -> bool:
+        return False
+
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         self.shown.append((done, total))
 

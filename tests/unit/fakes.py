@@ -119,6 +119,9 @@ class StoppingProgress:
 
     def begin_block(self) -> None: ...
 
+    def prompt_runs(self) -> bool:
+        return False
+
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None: ...
 
 

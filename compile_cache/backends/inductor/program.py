@@ -102,17 +102,15 @@ class InductorProgram(Program):
         region_calls = self._stats.counters.region_calls
         with self._behind.lock:
             result = self._again_if_short(lambda: self._invoke(call), call.module)
-            if self._behind.left:
-                with self._stats.stalling():
-                    self._behind.advance()
-        self.ran_compiled = self._stats.counters.region_calls > region_calls
+            self.ran_compiled = self._stats.counters.region_calls > region_calls
+            if self.waits:
+                self._behind.advance(self.owner, call, self.ran_compiled)
         if self._was_upcoming:
             self._was_upcoming = False
             self._forget_upcoming()
         if not self._regions.was_reached and not self._bypassed:
-            self._bypass(
-                BypassReason(BypassCode.NO_REGIONS, "no block of the model was called with inputs that Resolute knows")
-            )
+            why = "no block of the model was called with inputs that Resolute knows"
+            self._bypass(BypassReason(BypassCode.NO_REGIONS, why))
         return result
 
     def _again_if_short(self, work: Callable[[], T], module: torch.nn.Module | None = None) -> T:
@@ -140,6 +138,8 @@ class InductorProgram(Program):
         once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
         originals in place, and runs again once they are compiled.
         """
+        if self._behind.has_nothing_for(self.owner, call):
+            return call.invoke(call.tensors)
         behind = self._behind if self._behind.serves(call, self._config) else None
         self._regions.begin(call.progress, call.torch_flags, call.weights.streams, behind)
         with installed(self._hooks):

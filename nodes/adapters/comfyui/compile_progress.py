@@ -20,7 +20,7 @@ from ....compile_cache.calls.rows import kept
 from ....compile_cache.choices.compile_seconds import START, CompileSeconds
 from ....compile_cache.texts import Text, words_of
 from .call_bar import CallBar
-from .messages import broadcast, show_on_node
+from .messages import broadcast, prompt_runs, show_on_node
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,9 @@ class CompileProgress:
         self.raise_if_cancelled()
         if self.of_call is not None:
             self.of_call.advance()
+
+    def prompt_runs(self) -> bool:
+        return prompt_runs()
 
     def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
         """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""

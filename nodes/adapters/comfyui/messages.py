@@ -40,6 +40,11 @@ def broadcast(kind: str, **data: Any) -> None:
         server.send_sync(EVENT, {"kind": kind, **data})
 
 
+def prompt_runs() -> bool:
+    """ComfyUI runs a prompt now."""
+    return bool(getattr(getattr(_server(), "prompt_queue", None), "currently_running", None))
+
+
 def _server() -> Any:
     server = sys.modules.get("server")  # ComfyUI has imported it; in tests of single modules there is none
     return getattr(getattr(server, "PromptServer", None), "instance", None)

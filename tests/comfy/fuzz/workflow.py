@@ -15,6 +15,7 @@ NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
 QUANTIZED = ("quantized", "quantized fp8")
 SMALL = ("fp8", *QUANTIZED)
 # Bypasses that a kind of model may cause.
+_OF_ALL_BLOCKS = frozenset({"assigned code", "exchanged method"})
 _BYPASSES = {"counting": {"foreign_model"}}
 
 # Kind of model, whether ComfyUI casts its weights in each forward, and torch's flags.
@@ -146,8 +147,10 @@ class Workflow:
 
     @property
     def runs_as_is(self) -> bool:
-        """Whether a patch makes calls of the model run without any region."""
-        return any(PATCHES[name].runs_as_is for name in self.patches)
+        """Whether patches make calls of the model run without any region: together, those of a transformer's and of a
+        residual block's code leave a ControlNet none.
+        """
+        return any(PATCHES[name].runs_as_is for name in self.patches) or set(self.patches) >= _OF_ALL_BLOCKS
 
     @property
     def decides(self) -> bool:

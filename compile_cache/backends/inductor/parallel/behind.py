@@ -20,7 +20,8 @@ import torch
 
 from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason, first_line
-from ....regions.site import SilentProgress
+from ....keys import GraphKey
+from ....regions.site import Progress, SilentProgress
 from ....regions.skeleton import skeleton_of
 from ....stats import Stats
 from ....torch_facts.out_of_memory import is_out_of_memory
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 SHARE = 0.1  # of the time of calls that may go to work in this process
 _MOST_SECONDS = 1.0  # of credit
 _FIRST_TRACE = 1.0  # seconds: it imports, and later ones take a quarter of it
-IDLE_SECONDS = 1.5  # without a call: then nothing samples, and work goes on without credit
+IDLE_SECONDS = 0.5  # without a call: then nothing samples, and work goes on without credit
 _LOOK_SECONDS = 0.05
 _PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
 _END_SECONDS = 10.0  # that the thread may take to end
@@ -77,7 +78,10 @@ class CompilesBehind(MadeLater):
         self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
         self._held = contextlib.ExitStack()  # the workers, while there is work for them
         self._count, self._is_held, self._is_unable = 0, False, False
-        self._stats, self._calls = Stats(), 0
+        self._stats, self._calls, self._changes = Stats(), 0, 0
+        self._progress: Progress = SilentProgress()
+        # By module, its latest call if that ran originals alone, and how much had come until then.
+        self._waited: dict[int, tuple[GraphKey, int, int] | None] = {}
         self._credit, self._trace_seconds = 0.0, _FIRST_TRACE
         self._latest, self._paused_until = 0.0, 0.0
         self._thread: threading.Thread | None = None
@@ -104,6 +108,7 @@ class CompilesBehind(MadeLater):
         except OSError as error:
             logger.warning("Resolute: calls wait for compiles, because no worker was started: %s", first_line(error))
             self._is_unable = True
+            self._changes += 1
             return
         except Exception as error:
             logger.debug("Resolute: %s cannot be copied", call.region.label, exc_info=error)
@@ -137,8 +142,18 @@ class CompilesBehind(MadeLater):
             self._count = worker_count_behind(config.workers, call.tensors[0].device)
         return self._count > 0
 
-    def advance(self) -> None:
-        """A call has ended: work for as long as there is credit."""
+    def has_nothing_for(self, owner: int, call: Call) -> bool:
+        """No code came since such a call of the module ran nothing but originals: it may run without any hook."""
+        return call.is_behind and self._waited.get(owner) == (call.key, call.epoch, self._changes)
+
+    def advance(self, owner: int, call: Call, ran_compiled: bool) -> None:
+        """A call that waits for code has ended: work for as long as there is credit."""
+        self._waited[owner] = None if ran_compiled else (call.key, call.epoch, self._changes)
+        self._progress = call.progress
+        with self._stats.stalling():
+            self._work()
+
+    def _work(self) -> None:
         now = self._clock()
         self._credit = min(self._credit + SHARE * max(now - self._latest, 0.0), _MOST_SECONDS)
         while self._credit >= (self._trace_seconds if self._waiting else 0.0) and self._do_one():
@@ -167,7 +182,7 @@ class CompilesBehind(MadeLater):
         calls = counters.graph_calls + counters.replays + counters.eager_calls
         if calls != self._calls:
             self._calls, self._latest = calls, self._clock()
-        return self._clock() - self._latest >= IDLE_SECONDS
+        return self._clock() - self._latest >= IDLE_SECONDS and not self._progress.prompt_runs()
 
     def _end(self) -> None:
         """Python ends: a thread that still traces would crash in it."""
@@ -221,6 +236,7 @@ class CompilesBehind(MadeLater):
             return
         with self._table.lock:
             region.add(compiled, lambda: replace(artifact, about={**artifact.about, **measured(compiled)}))
+        self._changes += 1
         self._next_ways[wanted.key] = max(wanted.way + 1, _AT_SIZES)
         call.stats.event("compile", f"{region.label} ({call.site.name}) behind the picture", seconds)
         logger.info("Resolute: %s is compiled; %d regions are left", region.label, self.left)
@@ -241,6 +257,7 @@ class CompilesBehind(MadeLater):
     def _give_up(self, call: RegionCall, why: str) -> None:
         detail = f"{call.region.label}: {why}"
         logger.warning("Resolute: %s; it runs eagerly", detail)
+        self._changes += 1
         with self._table.lock:
             call.region.failures[call.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
         call.stats.counters.compile_failures += 1

@@ -253,6 +253,23 @@ def test_a_copy_has_the_lists_of_its_time_and_no_weights() -> None:
     assert not any(each.is_meta for each in block.parameters())
 
 
+def test_a_call_for_which_nothing_came_runs_without_hooks(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    ran: list[bool] = []
+
+    def invoke(tensors: Any) -> Any:
+        ran.append("forward" in vars(bound.module))
+        return bound.module(*tensors)
+
+    for number in range(4):
+        rig.call(bound, tokens(), invoke=invoke)
+        if number == 1:
+            rig.workers.finish()  # it comes at the end of the third call
+    assert ran == [False, False, False, True]
+    assert not bound.program.waits
+
+
 STOPS = """
 from tests.contract.backends.inductor.parallel.test_behind import Behind, Model, inputs, seeded, time
 rig = Behind()
