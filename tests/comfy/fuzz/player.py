@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ class Player:
         self._tolerance = tolerance
         self._half_precision = on_cuda  # also where kernels are ComfyUI's own: a merged call takes others
         self._steady = tolerance if on_cuda else _STEADY
-        self._costs = Costs(backend, on_cuda)
+        self._costs = Costs(backend, on_cuda, os.environ.get("RESOLUTE_COMPILE") == "behind")
         self._nonces = itertools.count(1)
         self._plain: OrderedDict[str, Run | str] = OrderedDict()
 
