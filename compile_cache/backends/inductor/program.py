@@ -21,7 +21,7 @@ from ...torch_facts.out_of_memory import is_out_of_memory
 from ...torch_facts.private_names import Loss, lost
 from ..base import Call, Capabilities, CaptureFacts, Graph, Program, UpcomingDecode
 from ..cuda_graphs.capture import Recorder
-from .parallel.behind import CompilesBehind
+from .parallel.behind import CompilesBehind, Waited
 from .parallel.parallel_compile import compile_in_parallel
 from .parallel.pool import WorkerPool, room_for, worker_count_before
 from .regions.binding import RegionBinding
@@ -68,8 +68,8 @@ class InductorProgram(Program):
         self._upcoming_calls = upcoming_calls
         self._config = config
         self._is_first = True  # no call was answered yet
-        self._is_rehearsed = False
-        self._was_upcoming = False
+        self._is_rehearsed = self._was_upcoming = False
+        self._waited: Waited = None  # the latest call, if it waits for code
 
     @property
     def waits(self) -> bool:
@@ -104,7 +104,7 @@ class InductorProgram(Program):
             result = self._again_if_short(lambda: self._invoke(call), call.module)
             self.ran_compiled = self._stats.counters.region_calls > region_calls
             if self.waits:
-                self._behind.advance(self.owner, call, self.ran_compiled)
+                self._waited = self._behind.advance(call, self.ran_compiled)
         if self._was_upcoming:
             self._was_upcoming = False
             self._forget_upcoming()
@@ -138,7 +138,7 @@ class InductorProgram(Program):
         once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
         originals in place, and runs again once they are compiled.
         """
-        if self._behind.has_nothing_for(self.owner, call):
+        if self._behind.has_nothing_for(call, self._waited):
             return call.invoke(call.tensors)
         behind = self._behind if self._behind.serves(call, self._config) else None
         self._regions.begin(call.progress, call.torch_flags, call.weights.streams, behind)

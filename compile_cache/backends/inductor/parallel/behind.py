@@ -1,8 +1,8 @@
 """Compile behind the picture: calls run the originals of regions without code, which come in when they are ready.
 
 A call waits for nothing. It leaves a copy of each such block without its weights. Between two calls, for a tenth of the
-time that they take, and while nothing samples, this process traces the copies and adds the code that workers made of
-others. The next call that comes to the region compares the code with the original, and runs it from then on.
+time that they take, and in a thread while no prompt runs, this process traces the copies and adds the code that workers
+made of others. The next call that comes to the region compares the code with the original, and runs it from then on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 SHARE = 0.1  # of the time of calls that may go to work in this process
 _MOST_SECONDS = 1.0  # of credit
 _FIRST_TRACE = 1.0  # seconds: it imports, and later ones take a quarter of it
-IDLE_SECONDS = 0.5  # without a call: then nothing samples, and work goes on without credit
+IDLE_SECONDS = 0.5  # without a call and without a prompt: then work goes on without credit
 _LOOK_SECONDS = 0.05
 _PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
 _END_SECONDS = 10.0  # that the thread may take to end
@@ -50,6 +50,9 @@ _END_SECONDS = 10.0  # that the thread may take to end
 # see `size_one_is_general`.
 _WAYS = ((True, True), (True, False), (False, True), (False, False))
 _AT_SIZES = 2
+
+# A call that ran originals alone: its key and weights epoch, and how much code had come until then.
+Waited = tuple[GraphKey, int, int] | None
 
 
 @dataclass(eq=False)
@@ -80,13 +83,12 @@ class CompilesBehind(MadeLater):
         self._count, self._is_held, self._is_unable = 0, False, False
         self._stats, self._calls, self._changes = Stats(), 0, 0
         self._progress: Progress = SilentProgress()
-        # By module, its latest call if that ran originals alone, and how much had come until then.
-        self._waited: dict[int, tuple[GraphKey, int, int] | None] = {}
         self._credit, self._trace_seconds = 0.0, _FIRST_TRACE
         self._latest, self._paused_until = 0.0, 0.0
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self.lock = threading.RLock()
+        atexit.register(self._end)
 
     @property
     def left(self) -> int:
@@ -120,7 +122,6 @@ class CompilesBehind(MadeLater):
         if self._thread is None:
             self._thread = threading.Thread(target=self._go_on, name="resolute-behind", daemon=True)
             self._thread.start()
-            atexit.register(self._end)
 
     def _hold(self, device: torch.device) -> None:
         if not self._is_held and self._clock() >= self._paused_until:
@@ -142,16 +143,17 @@ class CompilesBehind(MadeLater):
             self._count = worker_count_behind(config.workers, call.tensors[0].device)
         return self._count > 0
 
-    def has_nothing_for(self, owner: int, call: Call) -> bool:
-        """No code came since such a call of the module ran nothing but originals: it may run without any hook."""
-        return call.is_behind and self._waited.get(owner) == (call.key, call.epoch, self._changes)
+    def has_nothing_for(self, call: Call, latest: Waited) -> bool:
+        """No code came since the module's latest call, which was such a one: it may run without any hook."""
+        return call.is_behind and latest == (call.key, call.epoch, self._changes)
 
-    def advance(self, owner: int, call: Call, ran_compiled: bool) -> None:
+    def advance(self, call: Call, ran_compiled: bool) -> Waited:
         """A call that waits for code has ended: work for as long as there is credit."""
-        self._waited[owner] = None if ran_compiled else (call.key, call.epoch, self._changes)
+        waited = None if ran_compiled else (call.key, call.epoch, self._changes)
         self._progress = call.progress
         with self._stats.stalling():
             self._work()
+        return waited
 
     def _work(self) -> None:
         now = self._clock()
@@ -177,7 +179,7 @@ class CompilesBehind(MadeLater):
                     self.lock.release()
 
     def _is_idle(self) -> bool:
-        """Nothing samples: for a while no call was made, through regions, by a replay or eagerly."""
+        """No prompt runs, and for a while no call was made, through regions, by a replay or eagerly."""
         counters = self._stats.counters
         calls = counters.graph_calls + counters.replays + counters.eager_calls
         if calls != self._calls:
