@@ -170,6 +170,7 @@ class CompilesBehind(MadeLater):
                 try:
                     if not self.left:
                         self._thread = None
+                        self._let_go()
                         return
                     self._do_one()
                 except Exception:

@@ -66,7 +66,7 @@ def main() -> None:
         threading.Thread(target=_serve_all, args=(children, jobs, reply, folder), daemon=True).start()
         while True:
             jobs.put(receive(sys.stdin.buffer))
-    except EOFError:  # the main process ended
+    except Exception:  # noqa: BLE001 (the main process ended, perhaps in the middle of a message, which raises any class)
         _end(folder)
 
 

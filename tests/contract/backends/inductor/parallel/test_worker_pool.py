@@ -107,6 +107,15 @@ def test_without_any_child_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> 
     assert served.ended.wait(60)
 
 
+def test_the_program_ends_with_a_main_process_that_was_killed_within_a_message(tmp_path: Path) -> None:
+    message = pickle.dumps((1, {"trace": b"a job"}))
+    program = subprocess.Popen([sys.executable, worker.__file__, str(tmp_path)], stdin=subprocess.PIPE)
+    assert program.stdin is not None
+    with program.stdin as stream:
+        stream.write(pickle.dumps((1, "cpu")) + message[:-4])
+    assert program.wait(100) == 0
+
+
 # As Windows and macOS start children: each imports the program's file, and then `job`.
 SPAWNS = f"""
 import sys
