@@ -3,14 +3,16 @@
     python -m benchmarks.first_prompts --out FILE [--model SDXL] [--model Flux] [--contender behind] [--folder FOLDER]
                                        [--models FOLDER] [--seconds 500] [--commit HASH] [--argument ...] [--cpu]
 
-Each contender gets a server of its own. Its prompts differ in their seeds. The first BUSY come one right after the
-other, the later ones after a pause of GAP seconds, as somebody looks at a picture, until one runs compiled as a whole.
-A row has the seconds of each prompt, the counters, and the peak of the device's memory with all that workers hold.
+Each contender gets a server of its own. Its prompts differ in their seeds. BUSY of them are sent without a pause.
+Before each later one the script waits GAP seconds, the time that people take to look at a picture; it stops after the
+first one in which nothing ran eagerly. A row has the seconds of each prompt, the counters, and the peak of the device's
+memory, with what the workers hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -57,7 +59,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     setup, ends = command.prepare(), time.monotonic() + options.seconds
     models = (options.models or folder / "models").resolve()
     files = make_models(setup, models, options.cpu)
-    result: dict[str, Any] = {**commit_of(ROOT, options.commit), "rows": [], "left": [], "failed": {}}
+    result: dict[str, Any] = {**commit_of(ROOT, options.commit), "rows": [], "failed": {}}
     wanted = {row.model: row for row in reversed(rows(options.cpu)) if row.model in (options.model or (SDXL, FLUX))}
     for row in wanted.values():
         for contender in options.contender or (STOCK, BEHIND, BEFORE):
@@ -86,9 +88,10 @@ def _measure(
     given = {**caches, "RESOLUTE_STORE": str(folder / "store"), "RESOLUTE_COMPILE": contender.replace(STOCK, BEFORE)}
     server = rig.server(setup, folder, options.argument, models=models, cpu=options.cpu, environment=given)
     prompts: list[dict[str, Any]] = []
-    with server:
+    with server, contextlib.ExitStack() as watching:
         assert server.process is not None
         memory = Memory(psutil.Process(server.process.pid))
+        watching.callback(memory.close)
         time.sleep(PAUSE)
         began = time.monotonic()
         for number in range(MOST if contender == BEHIND else BUSY):
@@ -105,7 +108,6 @@ def _measure(
             )
             if contender == BEHIND and not risen["eager_calls"]:
                 break
-        memory.close()
         peak = max(each["device_gib"] for each in prompts)
         events = server.client.get("/resolute/events")
         return {"prompts": prompts, "peak_gib": peak, "events": events, "environment": rig.environment(server)}

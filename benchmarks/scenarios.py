@@ -144,6 +144,13 @@ STEPS = (
         "captures, also broken ones, attention by shape, quantized products and parity are right here",
         whole=True,
     ),
+    Step(
+        "first-prompts",
+        _module("first_prompts", "--models", _MODELS, "--folder", f"{_FOLDER}/first-prompts"),
+        420,
+        "with RESOLUTE_COMPILE=behind a first prompt of SDXL and of Flux takes what stock's takes",
+        25,
+    ),
     *map(_scenario, ("tour", "restart", "families", "quantized", "small-cards", "streamed")),
     Step(
         "video",

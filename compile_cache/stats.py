@@ -177,9 +177,12 @@ class Stats:
         waited = counts.pop("stall_seconds")
         return {"counts": counts, "waited": waited, "bypasses": dict(rise), "events": events, "waits": waits}
 
-    def forward_ran(self, compiled: bool) -> None:
-        """Count a forward that no replay answered. compiled: regions ran in it, or it was captured."""
-        if compiled:
+    def forward_ran(self, compiled: bool, waits: bool = False) -> None:
+        """Count a forward that no replay answered. compiled: regions ran in it, or it was captured. waits: originals
+        ran in it whose code is being compiled.
+        """
+        self.counters.waiting_calls += waits
+        if compiled and not waits:
             self.counters.graph_calls += 1
         else:
             self.counters.eager_calls += 1

@@ -245,7 +245,7 @@ class Backend(ABC):
 
     @property
     def is_starting(self) -> bool:
-        """What `prewarm` started is not done yet."""
+        """`prewarm` has started something that is not done yet."""
         return False
 
     def give_back(self) -> None:  # noqa: B027

@@ -177,13 +177,13 @@ class GraphCache:
             return self._run_original(call), 0.0
         if action is Action.REGIONS:
             result = program.run(call)
-            self._count_forward(program)
+            self.stats.forward_ran(program.ran_compiled, program.waits)
             return result, 0.0
         with cost_of_run(call.device) as cost:
             result = program.run(call)
         ran_compiled = program.ran_compiled
         if program.waits:  # a capture would keep what is slow
-            self._count_forward(program)
+            self.stats.forward_ran(ran_compiled, waits=True)
             return result, 0.0
         with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
             seconds = self._attempts.capture(program, call, key, result, difference or call.why_captured or FREED, cost)
@@ -193,10 +193,6 @@ class GraphCache:
             self.after_capture()
             self._captures.pin_for_session(key)
         return result, seconds
-
-    def _count_forward(self, program: Program) -> None:
-        self.stats.counters.waiting_calls += program.waits
-        self.stats.forward_ran(program.ran_compiled and not program.waits)
 
     def _record_signature(self, program: Program, key: CaptureKey) -> str | None:
         """Name the difference from the nearest signature seen before, as an event too; None if it was seen before."""

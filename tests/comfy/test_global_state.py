@@ -9,7 +9,13 @@ import pytest
 from .rig import Bench, assert_different, assert_same, compile_model, node, with_model, with_sampling
 
 STEPS = 4
-EXCHANGED = ["exchanged attention", "exchanged torch attention", "exchanged activation", "exchanged embedding"]
+EXCHANGED = [
+    "exchanged attention",
+    "exchanged torch attention",
+    "exchanged activation",
+    "exchanged gelu",
+    "exchanged embedding",
+]
 
 pytestmark = pytest.mark.usefixtures("warm")
 

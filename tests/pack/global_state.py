@@ -101,8 +101,8 @@ CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "no flash attention": _no_flash_attention,
     "exchanged attention": lambda: _exchanged(attention, "optimized_attention", "optimized_attention_masked"),
     "exchanged torch attention": lambda: _exchanged(torch.nn.functional, "scaled_dot_product_attention"),
-    # Of residual blocks. With transformers' gelu, no block would be left that names neither.
-    "exchanged activation": lambda: _exchanged(torch.nn.functional, "silu"),
+    "exchanged activation": lambda: _exchanged(torch.nn.functional, "silu"),  # of residual blocks
+    "exchanged gelu": lambda: _exchanged(torch.nn.functional, "gelu"),  # of transformers
     "exchanged method": lambda: _exchanged(openaimodel.ResBlock, "_forward"),
     "assigned code": _assigned_code,
     "global hook": _global_hook,

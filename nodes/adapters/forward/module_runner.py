@@ -97,8 +97,9 @@ class ModuleRunner:
 
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
         if self._is_behind and not self._programs and self._request.backend.is_starting:
-            runtime.cache().stats.forward_ran(compiled=False)
-            return invoke(description.tensors)
+            result = invoke(description.tensors)
+            runtime.cache().stats.forward_ran(compiled=False, waits=True)
+            return result
         program, backend = self.program(description.tensors[0].device.type)
         self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
         self.weights.paged.arrange()

@@ -14,8 +14,9 @@ NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
 # Kinds of one level, which no ControlNet here fits, and whose weights are of 8 bits.
 QUANTIZED = ("quantized", "quantized fp8")
 SMALL = ("fp8", *QUANTIZED)
-# Bypasses that a kind of model may cause.
+# Patches that together leave a ControlNet no region: of a transformer's and of a residual block's code.
 _OF_ALL_BLOCKS = frozenset({"assigned code", "exchanged method"})
+# Bypasses that a kind of model may cause.
 _BYPASSES = {"counting": {"foreign_model"}}
 
 # Kind of model, whether ComfyUI casts its weights in each forward, and torch's flags.
@@ -147,10 +148,9 @@ class Workflow:
 
     @property
     def runs_as_is(self) -> bool:
-        """Whether patches make calls of the model run without any region: together, those of a transformer's and of a
-        residual block's code leave a ControlNet none.
-        """
-        return any(PATCHES[name].runs_as_is for name in self.patches) or set(self.patches) >= _OF_ALL_BLOCKS
+        """Patches make calls of the model or of a ControlNet run without any region."""
+        leave_none = self.fitting_control in NETS and set(self.patches) >= _OF_ALL_BLOCKS
+        return leave_none or any(PATCHES[name].runs_as_is for name in self.patches)
 
     @property
     def decides(self) -> bool:

@@ -105,6 +105,18 @@ def test_each_shape_is_measured_once_and_has_its_own_kernel() -> None:
     assert chosen(one) == ["flash", "math", "math"]
 
 
+def test_a_shape_is_not_measured_while_its_code_is_being_compiled() -> None:
+    clock = Timed({flash: 2.0, math: 1.0})
+    one = chooser(clock)
+    with one.without_measuring():
+        check(one, tensors())
+    assert (clock.count, chosen(one)) == (0, [])
+    check(one, tensors())
+    with one.without_measuring():
+        check(one, tensors())
+    assert (clock.count, chosen(one)) == (2, ["math"])
+
+
 def test_a_kernel_that_fails_or_is_wrong_is_left_out() -> None:
     def failing(given: Given) -> torch.Tensor:
         raise RuntimeError("no such kernel here\nand more")

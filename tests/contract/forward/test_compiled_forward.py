@@ -58,6 +58,21 @@ def test_a_models_own_forward_may_be_captured(compiled: Callable[..., Any]) -> N
     assert torch.equal(forward(X, T), X * 2)
 
 
+def test_a_call_does_not_wait_for_a_backend_that_starts_where_it_compiles_behind_the_picture(
+    compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model()
+    forward = compiled(model, model._forward)
+    runner = forward.runner
+    runner._is_behind = True
+    with monkeypatch.context() as starting:
+        starting.setattr(type(runner._request.backend), "is_starting", True)
+        assert torch.equal(forward(X, T), X * 2)
+    assert runner._programs == {}
+    assert torch.equal(forward(X, T), X * 2)
+    assert runner._programs
+
+
 def test_a_module_with_torchs_own_forward_may_be_captured(compiled: Callable[..., Any]) -> None:
     class Decoder(nn.Sequential):
         pass

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ....config import CacheConfig
-from ....errors import BypassCode, BypassReason, first_line
+from ....errors import BypassReason, first_line
 from ....keys import GraphKey
 from ....regions.site import Progress, SilentProgress
 from ....regions.skeleton import skeleton_of
@@ -27,21 +27,21 @@ from ....stats import Stats
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import Loss, lost
 from ...base import Call
-from ..compile.artifacts import measured, unpack
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, general_hints
 from ..regions.region import MadeLater, Region, RegionCall, for_later, trace_of
 from ..regions.table import RegionTable
 from .job import Job, job_of, settings_for
+from .parallel_compile import add
 from .pool import WorkerPool, worker_count_behind
-from .process import Compiled, HungError
+from .process import Compiled, HungError, NotCompiledError
 
 logger = logging.getLogger(__name__)
 
-SHARE = 0.1  # of the time of calls that may go to work in this process
+_SHARE = 0.1  # of the time of calls that may go to work in this process
 _MOST_SECONDS = 1.0  # of credit
 _FIRST_TRACE = 1.0  # seconds: it imports, and later ones take a quarter of it
-IDLE_SECONDS = 0.5  # without a call and without a prompt: then work goes on without credit
+_IDLE_SECONDS = 0.5  # without a call and without a prompt: then work goes on without credit
 _LOOK_SECONDS = 0.05
 _PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
 _END_SECONDS = 10.0  # that the thread may take to end
@@ -103,18 +103,18 @@ class CompilesBehind(MadeLater):
         if found is not None:
             self._next_ways.pop((call.region.key, call.static), None)
             return
-        self._stats = call.stats
-        try:
-            self._hold(call.tensors[0].device)
-            wanted = _Wanted(_without_model(call), settings_for(call.tensors[0].device))
-        except OSError as error:
-            logger.warning("Resolute: calls wait for compiles, because no worker was started: %s", first_line(error))
-            self._is_unable = True
-            self._changes += 1
+        if self._is_unable:
             return
-        except Exception as error:
-            logger.debug("Resolute: %s cannot be copied", call.region.label, exc_info=error)
-            self._give_up(call, f"{type(error).__name__}: {first_line(error)}")
+        self._stats, device = call.stats, call.tensors[0].device
+        try:
+            self._hold(device)
+        except OSError as error:
+            self._stop(error)
+            return
+        try:
+            wanted = _Wanted(_without_model(call), settings_for(device))
+        except Exception as error:  # noqa: BLE001 (a class's own code may copy badly; the block runs eagerly, and says why)
+            self._give_up(call, error)
             return
         wanted.way = self._next_ways.pop(wanted.key, 0)
         self._waiting[call.region.key] = wanted
@@ -132,12 +132,20 @@ class CompilesBehind(MadeLater):
         self._is_held = False
         self._held.close()
 
+    def _stop(self, error: Exception) -> None:
+        """Have calls wait for their compiles from now on, as without this."""
+        logger.warning("Resolute: calls wait for compiles from now on: %s", first_line(error))
+        logger.debug("Resolute: why", exc_info=error)
+        self._is_unable = True
+        self._waiting.clear()
+        self._jobs.clear()
+        self._let_go()
+
     def serves(self, call: Call, config: CacheConfig) -> bool:
-        """Whether it compiles what a call lacks: not where processors or memory leave a worker no room, or where every
-        region is to be compared. The call waits then.
-        """
-        waits = config.verify or call.weights.streams or self._is_unable or lost(Loss.WORKERS, Loss.KEEPING)
-        if waits or not call.is_behind:
+        """Say if it compiles what a call lacks. If not, the call waits: for example where no worker has room."""
+        if not call.is_behind or config.verify or call.weights.streams or self._is_unable:
+            return False
+        if lost(Loss.WORKERS, Loss.KEEPING):
             return False
         if not self.left:
             self._count = worker_count_behind(config.workers, call.tensors[0].device)
@@ -145,7 +153,7 @@ class CompilesBehind(MadeLater):
 
     def has_nothing_for(self, call: Call, latest: Waited) -> bool:
         """No code came since the module's latest call, which was such a one: it may run without any hook."""
-        return call.is_behind and latest == (call.key, call.epoch, self._changes)
+        return call.is_behind and bool(self.left) and latest == (call.key, call.epoch, self._changes)
 
     def advance(self, call: Call, ran_compiled: bool) -> Waited:
         """A call that waits for code has ended: work for as long as there is credit."""
@@ -157,7 +165,7 @@ class CompilesBehind(MadeLater):
 
     def _work(self) -> None:
         now = self._clock()
-        self._credit = min(self._credit + SHARE * max(now - self._latest, 0.0), _MOST_SECONDS)
+        self._credit = min(self._credit + _SHARE * max(now - self._latest, 0.0), _MOST_SECONDS)
         while self._credit >= (self._trace_seconds if self._waiting else 0.0) and self._do_one():
             self._credit -= self._clock() - now
             now = self._clock()
@@ -173,9 +181,6 @@ class CompilesBehind(MadeLater):
                         self._let_go()
                         return
                     self._do_one()
-                except Exception:
-                    logger.warning("Resolute: compiles behind the picture stop", exc_info=True)
-                    self._waiting.clear()
                 finally:
                     self.lock.release()
 
@@ -185,7 +190,7 @@ class CompilesBehind(MadeLater):
         calls = counters.graph_calls + counters.replays + counters.eager_calls
         if calls != self._calls:
             self._calls, self._latest = calls, self._clock()
-        return self._clock() - self._latest >= IDLE_SECONDS and not self._progress.prompt_runs()
+        return self._clock() - self._latest >= _IDLE_SECONDS and not self._progress.prompt_runs()
 
     def _end(self) -> None:
         """Python ends: a thread that still traces would crash in it."""
@@ -195,7 +200,14 @@ class CompilesBehind(MadeLater):
             thread.join(_END_SECONDS)
 
     def _do_one(self) -> bool:
-        """Add code that came, or trace a region. Returns whether there was anything to do."""
+        """Add code that came, or trace a region. Returns False if there was nothing to do."""
+        try:
+            return self._do_next()
+        except Exception as error:  # noqa: BLE001 (no fault of ours costs a prompt, or ends the thread)
+            self._stop(error)
+            return False
+
+    def _do_next(self) -> bool:
         if self._clock() < self._paused_until:
             return False
         for key, (result, wanted) in self._jobs.items():
@@ -218,8 +230,7 @@ class CompilesBehind(MadeLater):
                 job = _job(wanted)
             self._hold(call.tensors[0].device)
             self._jobs[call.region.key] = self._workers.submit(job), wanted
-        except Exception as error:
-            logger.debug("Resolute: %s cannot be traced", call.region.label, exc_info=error)
+        except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
             self._failed(wanted, error)
         seconds = self._clock() - started
         self._trace_seconds = (self._trace_seconds + seconds) / 2
@@ -227,22 +238,23 @@ class CompilesBehind(MadeLater):
 
     def _take(self, wanted: _Wanted, result: Compiled) -> None:
         """Add what a worker made of a region, or have it tried another way."""
-        call, region = wanted.call, wanted.call.region
+        call = wanted.call
         try:
             artifact, seconds = result.result()
-            compiled = unpack(artifact)
+            with self._table.lock:
+                failure = add(call, artifact)
+            if failure:
+                raise NotCompiledError(failure)
         except HungError as error:
-            self._give_up(call, str(error))
+            self._give_up(call, error)
             return
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
             self._failed(wanted, error)
             return
-        with self._table.lock:
-            region.add(compiled, lambda: replace(artifact, about={**artifact.about, **measured(compiled)}))
         self._changes += 1
         self._next_ways[wanted.key] = max(wanted.way + 1, _AT_SIZES)
-        call.stats.event("compile", f"{region.label} ({call.site.name}) behind the picture", seconds)
-        logger.info("Resolute: %s is compiled; %d regions are left", region.label, self.left)
+        call.stats.event("compile", f"{call.region.label} ({call.site.name}) behind the picture", seconds)
+        logger.info("Resolute: %s is compiled; %d regions are left", call.region.label, self.left)
 
     def _failed(self, wanted: _Wanted, error: Exception) -> None:
         if is_out_of_memory(error) or not self._workers.running:  # a lack of memory ends the workers
@@ -255,22 +267,24 @@ class CompilesBehind(MadeLater):
         if wanted.way < (len(_WAYS) if at_sizes_too else _AT_SIZES):
             self._waiting[wanted.call.region.key] = wanted
         else:
-            self._give_up(wanted.call, f"{type(error).__name__}: {first_line(error)}")
+            self._give_up(wanted.call, error)
 
-    def _give_up(self, call: RegionCall, why: str) -> None:
-        detail = f"{call.region.label}: {why}"
-        logger.warning("Resolute: %s; it runs eagerly", detail)
-        self._changes += 1
+    def _give_up(self, call: RegionCall, error: Exception) -> None:
         with self._table.lock:
-            call.region.failures[call.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
-        call.stats.counters.compile_failures += 1
+            reason = call.fails(f"{call.region.label}: {first_line(error)}")
+        logger.warning("Resolute: %s; it runs eagerly", reason.detail)
+        logger.debug("Resolute: why", exc_info=error)
+        self._changes += 1
 
 
 def _without_model(call: RegionCall) -> RegionCall:
-    """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
-    call = for_later(replace(call, streams=False))
+    """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model.
+
+    Its weights are not here later, as those that stream, so the next call compares what is made of it.
+    """
     site = replace(call.site, module=skeleton_of(call.site.module))
-    return replace(call, site=site, weights=(), progress=SilentProgress(), announce=lambda: None)
+    kept = replace(for_later(call), site=site, weights=(), streams=True)
+    return replace(kept, progress=SilentProgress(), announce=lambda: None)
 
 
 def _general(call: RegionCall) -> dict[str, int]:

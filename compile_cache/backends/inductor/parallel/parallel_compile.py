@@ -14,7 +14,6 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
 from typing import Any
 
-from ....errors import BypassCode, BypassReason
 from ....store.artifact_store import Artifact, InvalidArtifactError
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import measured, unpack
@@ -115,13 +114,11 @@ def _finish(call: RegionCall, result: Compiled, table: RegionTable) -> None:
     try:
         artifact, seconds = result.result()
         with table.lock:
-            failure = _add(call, artifact)
+            failure = add(call, artifact)
     except HungError as error:
         failure = str(error)
         with table.lock:
-            detail = f"{call.site.kind}: {error}"
-            call.region.failures[call.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
-        call.stats.counters.compile_failures += 1
+            call.fails(f"{call.site.kind}: {error}")
     except NotCompiledError as error:
         failure = str(error)
     if failure:
@@ -169,7 +166,7 @@ def _job(call: RegionCall, settings: dict[str, Any]) -> Job | None:
         return None
 
 
-def _add(call: RegionCall, artifact: Artifact) -> str:
+def add(call: RegionCall, artifact: Artifact) -> str:
     """Add a worker's artifact to the call's region if its results are right. Returns why not, or an empty text.
 
     Without the memory to compare, or without weights, which stream, it is added all the same, and the call that comes

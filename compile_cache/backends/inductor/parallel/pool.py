@@ -52,8 +52,9 @@ def worker_count_before(wanted: int | None, call: Call, done: int, total: int) -
 
 def worker_count_behind(wanted: int | None, device: torch.device) -> int:
     """The number of workers beside a model that samples; 0 where the processors or the GPU's memory leave no room."""
-    processes = _processors() - 1 if wanted is None else wanted if wanted > 1 else 0
-    return min(processes, _MOST_BEHIND, _fitting(), _fitting_on(device))
+    if wanted is not None and wanted < 2:
+        return 0
+    return min(_processes(wanted, others=1), _MOST_BEHIND, _fitting_on(device))
 
 
 def room_for(count: int) -> int:
@@ -66,8 +67,8 @@ def may_have_workers(wanted: int | None) -> bool:
     return _processes(wanted) > 1
 
 
-def _processes(wanted: int | None) -> int:
-    return min(_processors() - _OTHERS, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
+def _processes(wanted: int | None, others: int = _OTHERS) -> int:
+    return min(_processors() - others, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
 
 
 def _fitting_on(device: torch.device, reclaimable: int = 0) -> int:

@@ -160,6 +160,12 @@ class RegionCall:
         """True if the inputs have the site's dimensions, each name with one size."""
         return bind_dims(self.site.dims, self.shapes) is not None
 
+    def fails(self, detail: str) -> BypassReason:
+        """No code can be made: originals run from now on, at all sizes that have these static ones. Returns why."""
+        reason = self.region.failures[self.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
+        self.stats.counters.compile_failures += 1
+        return reason
+
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes by name of a dimension."""

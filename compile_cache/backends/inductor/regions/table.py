@@ -121,11 +121,8 @@ def _compile_or_explain(call: RegionCall) -> CompiledRegion | BypassReason:
     except RegionCompileError as error:
         # Inputs that the original refuses too (a text for another model) are no failure of the compiler: raise.
         run_original(call.site, call.tensors)
-        call.stats.counters.compile_failures += 1
         logger.warning("Resolute: %s; it runs eagerly", error, exc_info=logger.isEnabledFor(logging.DEBUG))
-        reason = BypassReason(BypassCode.COMPILE_FAILED, str(error))
-        call.region.failures[call.static] = reason
-        return reason
+        return call.fails(str(error))
 
 
 def _compile_and_compare(call: RegionCall) -> CompiledRegion:

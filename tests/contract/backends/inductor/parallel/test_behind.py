@@ -125,8 +125,8 @@ def test_calls_pay_for_a_tenth_of_their_time_and_what_is_left_waits(
 
 
 def test_while_nothing_runs_work_goes_on_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(behinds, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(behinds, "SHARE", 0.0)
+    monkeypatch.setattr(behinds, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(behinds, "_SHARE", 0.0)
     rig = Behind()
     rig.queue._clock = time.monotonic
     bound = rig.bind(seeded(Block))
@@ -167,6 +167,41 @@ def test_a_region_without_any_code_runs_eagerly_and_says_why(rig: Behind, error:
         assert rig.call(bound, tokens()) == 0
     assert (rig.queue.left, rig.workers.users) == (0, 0)
     assert any(str(error) in text for text in rig.details)
+
+
+@pytest.mark.parametrize("what", ["skeleton_of", "_job"])
+def test_a_block_that_cannot_be_copied_or_traced_runs_eagerly_and_says_why(
+    rig: Behind, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def refuse(given: Any) -> Any:
+        raise ValueError(f"not with {type(given).__name__}")
+
+    monkeypatch.setattr(behinds, what, refuse)
+    bound = rig.bind(seeded(Block))
+    for _ in range(5):
+        assert rig.call(bound, tokens()) == 0
+    with rig.expect(eager_calls=1, bypasses={"compile_failed": 1}):
+        assert rig.call(bound, tokens()) == 0
+    assert any("not with" in text for text in rig.details)
+    assert not rig.workers.jobs
+
+
+@pytest.mark.parametrize("where", ["in_use", "_do_next"])
+def test_without_workers_or_after_a_fault_of_ours_a_later_call_compiles_what_it_lacks(
+    rig: Behind, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*given: Any) -> Any:
+        raise OSError("no process")
+
+    monkeypatch.setattr(rig.workers if where == "in_use" else rig.queue, where, fail)
+    monkeypatch.setattr(rig.backend.workers, "in_use", fail)  # type: ignore[attr-defined]
+    bound = rig.bind(seeded(Block))
+    calls = 1 if where == "in_use" else 2  # the first one that does anything
+    for _ in range(calls):
+        assert rig.call(bound, tokens()) == 0
+    assert (rig.queue._is_unable, rig.queue.left) == (True, 0)
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
 
 
 def test_code_that_is_wrong_at_a_calls_sizes_is_made_for_these(rig: Behind, monkeypatch: pytest.MonkeyPatch) -> None:

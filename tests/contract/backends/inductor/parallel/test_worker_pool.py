@@ -22,7 +22,7 @@ import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import job, pool, process, worker
-from compile_cache.backends.inductor.parallel.pool import worker_count
+from compile_cache.backends.inductor.parallel.pool import worker_count, worker_count_behind
 from compile_cache.backends.inductor.parallel.process import HungError, NotCompiledError
 from scripts.places import ROOT
 
@@ -313,6 +313,19 @@ def test_their_number_on_a_gpu(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
     pages = None if pages_gib is None else pages_gib << 30
     assert worker_count(wanted, torch.device("cuda:0"), pages) == count
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "wanted", "processors", "count"),
+    [(5.0, None, 8, 0), (6.0, None, 8, 1), (7.0, None, 8, 2), (80.0, 8, 8, 2), (80.0, 1, 8, 0), (80.0, 0, 8, 0),
+     (80.0, None, 2, 1), (80.0, None, 1, 0)],
+)  # fmt: skip
+def test_their_number_beside_a_model_that_samples(
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int | None, processors: int, count: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
+    monkeypatch.setattr(pool, "_processors", lambda: processors)
+    assert worker_count_behind(wanted, torch.device("cuda:0")) == count
 
 
 def test_there_are_never_more_than_any_system_can_wait_for() -> None:
