@@ -229,7 +229,8 @@ class FrontEnd:
     def open_template(self, name: str, pack: str, nodes: int) -> None:
         """Open a template of the pack with a click in the template browser; its graph has ``nodes`` nodes."""
         self.browse_templates(pack)
-        self.page.get_by_test_id(f"template-workflow-{name}").click()
+        # A click of the mouse may miss: cards move while their pictures load.
+        self.page.get_by_test_id(f"template-workflow-{name}").dispatch_event("click")
         self.wait_until_opened(name, nodes)
 
     def drop(self, path: Path, nodes: int) -> None:
