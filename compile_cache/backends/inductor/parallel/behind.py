@@ -84,7 +84,7 @@ class CompilesBehind(MadeLater):
         self._stats, self._calls, self._changes = Stats(), 0, 0
         self._progress: Progress = SilentProgress()
         self._credit, self._trace_seconds = 0.0, _FIRST_TRACE
-        self._latest, self._paused_until = 0.0, 0.0
+        self._latest, self._looked, self._paused_until = 0.0, 0.0, 0.0
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self.lock = threading.RLock()
@@ -189,8 +189,8 @@ class CompilesBehind(MadeLater):
         counters = self._stats.counters
         calls = counters.graph_calls + counters.replays + counters.eager_calls
         if calls != self._calls:
-            self._calls, self._latest = calls, self._clock()
-        return self._clock() - self._latest >= _IDLE_SECONDS and not self._progress.prompt_runs()
+            self._calls, self._looked = calls, self._clock()  # not `_latest`: the next call would get no credit
+        return self._clock() - max(self._latest, self._looked) >= _IDLE_SECONDS and not self._progress.prompt_runs()
 
     def _end(self) -> None:
         """Python ends: a thread that still traces would crash in it."""
