@@ -148,7 +148,7 @@ STEPS = (
         "first-prompts",
         _module("first_prompts", "--models", _MODELS, "--folder", f"{_FOLDER}/first-prompts"),
         420,
-        "with RESOLUTE_COMPILE=behind a first prompt of SDXL and of Flux takes what stock's takes",
+        "what the first prompts of SDXL and of Flux take with RESOLUTE_COMPILE=behind, beside stock's",
         25,
     ),
     *map(_scenario, ("tour", "restart", "families", "quantized", "small-cards", "streamed")),

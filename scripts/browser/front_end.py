@@ -229,7 +229,13 @@ class FrontEnd:
     def open_template(self, name: str, pack: str, nodes: int) -> None:
         """Open a template of the pack with a click in the template browser; its graph has ``nodes`` nodes."""
         self.browse_templates(pack)
-        # A click of the mouse may miss: cards move while their pictures load.
+        self.choose_template(name, nodes)
+
+    def choose_template(self, name: str, nodes: int) -> None:
+        """Open a template that the template browser shows.
+
+        A click of the mouse may miss: cards move while their pictures load. So the card itself gets the event.
+        """
         self.page.get_by_test_id(f"template-workflow-{name}").dispatch_event("click")
         self.wait_until_opened(name, nodes)
 

@@ -105,8 +105,7 @@ def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshot
 
     page.browse_templates()
     page.page.locator("[role=dialog] input").first.fill("faster")
-    page.page.get_by_test_id(f"template-workflow-{name}").dispatch_event("click")  # see `open_template`
-    page.wait_until_opened(name, count)
+    page.choose_template(name, count)
     assert count == 11  # "eleven nodes"
     done(1, 'opened the templates, typed "faster", chose SDXL text to image')
 

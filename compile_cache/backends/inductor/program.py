@@ -103,8 +103,7 @@ class InductorProgram(Program):
         with self._behind.lock:
             result = self._again_if_short(lambda: self._invoke(call), call.module)
             self.ran_compiled = self._stats.counters.region_calls > region_calls
-            if self.waits:
-                self._waited = self._behind.advance(call, self.ran_compiled)
+            self._waited = self._behind.advance(call, self.ran_compiled) if self.waits else None
         if self._was_upcoming:
             self._was_upcoming = False
             self._forget_upcoming()

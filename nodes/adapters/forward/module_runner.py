@@ -96,7 +96,7 @@ class ModuleRunner:
             self.progress.finish()
 
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
-        if self._is_behind and not self._programs and self._request.backend.is_starting:
+        if self._may_wait() and not self._programs and self._request.backend.is_starting:
             result = invoke(description.tensors)
             runtime.cache().stats.forward_ran(compiled=False, waits=True)
             return result
@@ -119,6 +119,10 @@ class ModuleRunner:
             return call
 
         return runtime.cache().run(program, call, None if inspected else recheck)
+
+    def _may_wait(self) -> bool:
+        """Its code may be compiled behind the picture: a warm-up has nothing else to do than to compile."""
+        return self._is_behind and not runs.are_of_a_warm_up()
 
     def _unless_changed(self, call: Call) -> Call:
         """The call, or its original where another pack changed the model since the last inspection.
@@ -146,7 +150,7 @@ class ModuleRunner:
             may_capture=description.may_capture,
             why_captured=description.why_captured,
             is_compared=description.is_compared,
-            is_behind=self._is_behind and not runs.are_of_a_warm_up(),
+            is_behind=self._may_wait(),
             progress=self.progress,
             module=self._loaded_module(),
             method=description.method,

@@ -114,7 +114,8 @@ class CompilesBehind(MadeLater):
         try:
             wanted = _Wanted(_without_model(call), settings_for(device))
         except Exception as error:  # noqa: BLE001 (a class's own code may copy badly; the block runs eagerly, and says why)
-            self._give_up(call, error)
+            if not is_out_of_memory(error):  # the next call leaves it again
+                self._give_up(call, error)
             return
         wanted.way = self._next_ways.pop(wanted.key, 0)
         self._waiting[call.region.key] = wanted

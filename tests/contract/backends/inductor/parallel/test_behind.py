@@ -256,6 +256,29 @@ def test_a_cancel_and_a_second_model_change_nothing_of_what_waits(rig: Behind) -
         assert rig.call(bound, *inputs()) <= TOLERANCE
 
 
+def test_after_a_warm_up_calls_run_what_it_compiled(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.call(bound, tokens(), seconds=0)
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert bound.error(tokens()) <= TOLERANCE
+    assert rig.queue.left == 1
+    with rig.expect(graph_calls=1, region_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
+
+
+def test_a_lack_of_memory_for_a_copy_is_no_reason_to_run_eagerly(rig: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(module: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    bound = rig.bind(seeded(Block))
+    with monkeypatch.context() as patch:
+        patch.setattr(behinds, "skeleton_of", refuse)
+        assert rig.call(bound, tokens()) == 0
+        assert rig.queue.left == 0
+    rig.leave(bound, tokens())
+    assert len(rig.workers.jobs) == 1
+
+
 def _cancelled(tensors: Any) -> Any:
     raise InterruptedError("cancelled")
 
