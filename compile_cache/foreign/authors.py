@@ -110,15 +110,19 @@ def _is_imported(home: str, package: str) -> bool:
     return any(_imports(module, package) for module in inside)
 
 
-@functools.cache
 def _imports(module: str, package: str) -> bool:
     """The source of a module imports a package, anywhere in the file."""
+    return package in _imported_by(module)
+
+
+@functools.cache
+def _imported_by(module: str) -> frozenset[str]:
     file = getattr(sys.modules.get(module), "__file__", None)
     try:
         source = Path(file or "").read_text(encoding="utf-8", errors="replace")
     except OSError:  # gone, or no file
-        return False
-    return re.search(rf"^\s*(?:from|import)\s+{re.escape(package)}\b", source, re.MULTILINE) is not None
+        return frozenset()
+    return frozenset(re.findall(r"^\s*(?:from|import)\s+(\w+)", source, re.MULTILINE))
 
 
 def _is_pythons(package: str) -> bool:
@@ -140,6 +144,14 @@ def is_generated(kind: type, name: str, value: Any) -> bool:
 def codes_of(module: Any) -> set[CodeType]:
     """All code in the file of a module; empty if it cannot be read."""
     return _file_of(module).codes()
+
+
+def read_ahead(*packages: str) -> None:
+    """Read the files of these packages' own modules, not of packages below them, before a prompt waits for that."""
+    for name, module in list(sys.modules.items()):
+        if name.rpartition(".")[0] in packages:
+            codes_of(module)
+            _imported_by(name)
 
 
 def _file_of(module: ModuleType) -> _File:

@@ -113,7 +113,7 @@ class InductorBackend(Backend):
             logger.warning("Resolute: worker processes were not started early: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
         if self.probe(device.type).available:
-            self.table  # noqa: B018 (imports inductor)
+            from . import program  # noqa: F401 (imports inductor)
 
     def _has_nothing_stored(self, device: torch.device, config: CacheConfig) -> bool:
         # `is_new` looks at the folder alone. `_store` needs the environment, and with it inductor's import.
