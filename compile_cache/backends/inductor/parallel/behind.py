@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from ....attribute_policy import PLAIN, ModuleAttributePolicy
+from ....attribute_policy import ModuleAttributePolicy
 from ....config import CacheConfig
 from ....errors import BypassReason, first_line
 from ....keys import GraphKey
@@ -62,7 +62,7 @@ class CompilesBehind(MadeLater):
         self._jobs: dict[str, tuple[Compiled, Wanted]] = {}
         self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
         self._held, self._is_unable = HeldWorkers(workers, clock), False
-        self._policy: ModuleAttributePolicy = PLAIN
+        self._config = CacheConfig()
         self._stats, self._calls, self._changes = Stats(), 0, 0
         self._progress: Progress = SilentProgress()
         self._credit, self._trace_seconds = 0.0, _FIRST_TRACE
@@ -89,13 +89,15 @@ class CompilesBehind(MadeLater):
             return
         self._stats, device = call.stats, call.tensors[0].device
         try:
+            if not self.left and not self._held.plan(self._config.workers, device, anew=True):
+                return
             if self._held.may_serve(device, is_idle=False):  # they take seconds to start
                 self._held.hold(device)
         except OSError as error:
             self._stop(error)
             return
         try:
-            wanted = Wanted(_without_model(call, self._policy), settings_for(device))
+            wanted = Wanted(_without_model(call, self._config.attribute_policy), settings_for(device))
         except Exception as error:  # noqa: BLE001 (a class's own code may copy badly; the block runs eagerly, and says why)
             if not is_out_of_memory(error):  # the next call leaves it again
                 self._give_up(call, error)
@@ -118,13 +120,14 @@ class CompilesBehind(MadeLater):
 
     def serves(self, call: Call, config: CacheConfig) -> bool:
         """Say if it compiles what a call lacks. If not, the call waits: for example where no processor is left."""
-        self._make_way()
+        if self._held.only_idle:
+            self._make_way()
         if not call.is_behind or config.verify or call.weights.streams or self._is_unable:
             return False
         if lost(Loss.WORKERS, Loss.KEEPING):
             return False
-        self._policy = config.attribute_policy
-        return self._held.plan(config.workers, call.tensors[0].device, anew=not self.left)
+        self._config = config
+        return self._held.plan(config.workers, call.tensors[0].device)
 
     def has_nothing_for(self, call: Call, latest: Waited) -> bool:
         """No code came since the module's latest call, which was such a one: it may run without any hook."""

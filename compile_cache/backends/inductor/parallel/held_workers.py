@@ -31,9 +31,9 @@ class HeldWorkers:
     def are_paused(self) -> bool:
         return self._clock() < self._paused_until
 
-    def plan(self, wanted: int | None, device: torch.device, anew: bool) -> bool:
-        """Find how many a device may have. Returns False if there is no processor for any."""
-        if anew or device not in self._counts:
+    def plan(self, wanted: int | None, device: torch.device, anew: bool = False) -> bool:
+        """Find how many a device may have, unless that is known. Returns False if there is no processor for any."""
+        if anew or not self._counts.get(device, (0, False))[0]:
             self._counts[device] = worker_count_behind(wanted, device)
         return self._counts[device][0] > 0
 
