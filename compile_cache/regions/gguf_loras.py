@@ -91,7 +91,7 @@ class LoraInputs:
         self._slots = [slot for slot in slots if _is_packed(slot[0][slot[1]])]
         names = [f"lora{number}" for number in range(len(self._slots))]
         dims: list[Dims] = [each for name in names for each in ((None, name), (name, None))]
-        function = _adding(site.function, self._slots, site.without)
+        function = _adding(site.function, _places(site.module, self._slots), site.without)
         self._plain = site
         self._site = replace(site, function=function, dims=(*site.dims, *dims))
         self._zeros: dict[tuple[int, torch.device], Pair] = {}
@@ -126,15 +126,27 @@ def _is_packed(weight: Any) -> bool:
     return isinstance(form, GGUFForm) and bool(form.layout)
 
 
-def _adding(function: Callable[..., Any], slots: Sequence[Slot], without: Sequence[str]) -> Callable[..., Any]:
-    """The function of a site with pairs as its last inputs. Run as it is, its layers add the LoRAs themselves."""
+def _places(module: torch.nn.Module, slots: Sequence[Slot]) -> list[tuple[str, str]]:
+    """Where these weights are in the module: the name of a module inside it, and the name there."""
+    found = parts(module) if slots else ()
+    names = {id(own): place for place, part in found for own in (part._parameters, part._buffers)}
+    return [(names[id(own)], name) for own, name in slots]
+
+
+def _adding(
+    function: Callable[..., Any], places: Sequence[tuple[str, str]], without: Sequence[str]
+) -> Callable[..., Any]:
+    """The function of a site with pairs as its last inputs. Run as it is, its layers add the LoRAs themselves.
+
+    It holds no module: it is kept with copies of modules.
+    """
 
     def run(module: torch.nn.Module, *tensors: torch.Tensor) -> Any:
-        first = len(tensors) - 2 * len(slots)
+        first = len(tensors) - 2 * len(places)
         own, pairs = tensors[:first], tensors[first:]
         changed: dict[int, torch.Tensor] = {}
-        for (held, name), up, down in zip(slots, pairs[::2], pairs[1::2], strict=True):
-            numbers = held[name]
+        for (place, name), up, down in zip(places, pairs[::2], pairs[1::2], strict=True):
+            numbers = getattr(module.get_submodule(place), name)
             if not is_gguf_class(type(numbers)):  # decoded, in a trace
                 changed[id(numbers)] = numbers + (up @ down).reshape(numbers.shape)
         every = [slot for _, part in parts(module, without) for slot in tensor_slots(part)] if changed else []

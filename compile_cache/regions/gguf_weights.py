@@ -28,6 +28,7 @@ class GGUFForm:
         """Raises ValueError for a format that is not in `FORMATS`, and for bytes that are no whole number of blocks."""
         self.kind = type(weight)
         self.shape = tuple(weight.tensor_shape)
+        self.tensor_type = getattr(weight, "tensor_type", None)
         self.format = _format(weight)
         if self.format not in _PLAIN:
             _refuse_unknown(self.format, weight.nbytes, self.shape)
@@ -39,6 +40,13 @@ class GGUFForm:
 
     def parts(self, weight: Any) -> list[torch.Tensor]:
         return [_alias(weight)]
+
+    def packed(self, data: torch.Tensor) -> torch.Tensor:
+        """A weight of this form that consists of these bytes, and has no LoRAs."""
+        made: Any = data.as_subclass(self.kind)
+        made.tensor_type, made.tensor_shape, made.patches = self.tensor_type, torch.Size(self.shape), []
+        found: torch.Tensor = made
+        return found
 
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """The numbers, in the dtype of the file or in float32: finer than any that the packs decode in."""

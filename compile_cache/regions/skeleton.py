@@ -7,31 +7,36 @@ from typing import Any
 
 import torch
 
+from ..attribute_policy import PLAIN, ModuleAttributePolicy
+from .gguf_weights import GGUFForm
 from .weight_parts import form_of, is_plain
 
 _CHANGING = (list, dict, set)  # a load of a LoRA adds to such lists in place
 
 
-def skeleton_of(module: torch.nn.Module) -> torch.nn.Module:
+def skeleton_of(module: torch.nn.Module, policy: ModuleAttributePolicy = PLAIN) -> torch.nn.Module:
     """The module and all below it, with weights on the device "meta". It shares the other attributes, but for copies of
-    lists, dictionaries and sets.
+    lists, dictionaries and sets, and has no bookkeeping, which may hold memory.
     """
-    return _copy(module, {}, {})
+    needed = (policy.casts, *policy.weight_patches)  # bookkeeping for a digest, and yet the module's code reads it
+    made: dict[int, torch.nn.Module] = {}
+    weights: dict[int, Any] = {}
 
+    def copied(module: torch.nn.Module) -> torch.nn.Module:
+        if id(module) in made:
+            return made[id(module)]
+        new = made[id(module)] = module.__class__.__new__(module.__class__)
+        own = new.__dict__
+        for name, value in module.__dict__.items():
+            if name in needed or not policy.is_bookkeeping(name):
+                own[name] = copy.copy(value) if type(value) in _CHANGING else value
+        own.pop("forward", None)  # our hook; with another pack's, the block runs eagerly
+        for member in ("_parameters", "_buffers"):
+            own[member] = {name: _without_contents(each, weights) for name, each in module.__dict__[member].items()}
+        own["_modules"] = {name: None if child is None else copied(child) for name, child in module._modules.items()}
+        return new
 
-def _copy(module: torch.nn.Module, made: dict[int, torch.nn.Module], weights: dict[int, Any]) -> torch.nn.Module:
-    if id(module) in made:
-        return made[id(module)]
-    new = made[id(module)] = module.__class__.__new__(module.__class__)
-    own = new.__dict__
-    own.update((name, copy.copy(v) if type(v) in _CHANGING else v) for name, v in module.__dict__.items())
-    own.pop("forward", None)  # our hook; with another pack's, the block runs eagerly
-    for member in ("_parameters", "_buffers"):
-        own[member] = {name: _without_contents(each, weights) for name, each in module.__dict__[member].items()}
-    own["_modules"] = {
-        name: None if child is None else _copy(child, made, weights) for name, child in module._modules.items()
-    }
-    return new
+    return copied(module)
 
 
 def _without_contents(weight: Any, made: dict[int, Any]) -> Any:
@@ -40,14 +45,16 @@ def _without_contents(weight: Any, made: dict[int, Any]) -> Any:
     if id(weight) not in made:
         form = form_of(weight)
         with torch.no_grad():
-            if form is not None:
+            if isinstance(form, GGUFForm):
+                made[id(weight)] = form.packed(_meta(*form.parts(weight)))
+            elif form is not None:
                 made[id(weight)] = form.put_together([_meta(part) for part in form.parts(weight)], weight)
             elif is_plain(weight):
                 empty = _meta(weight)
                 is_parameter = isinstance(weight, torch.nn.Parameter)
                 made[id(weight)] = torch.nn.Parameter(empty, requires_grad=False) if is_parameter else empty
             else:
-                made[id(weight)] = copy.copy(weight)
+                made[id(weight)] = torch.empty(0, device="meta")  # no region takes it, so no trace reads it
     return made[id(weight)]
 
 

@@ -15,6 +15,7 @@ import torch
 
 from compile_cache.regions.gguf_types import decoded
 
+from ...contract.reachable import reachable
 from ..in_process import ROOT
 from . import kit
 from .kit import Bench, forget_regions, norm, run_traces
@@ -173,6 +174,39 @@ def test_it_compiles_in_its_first_call_and_once_more_for_all_loras(
     assert torch.equal(results[0], results[-1])
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(results[:-1], 2))
     bench.check_all([FIRST, SIZES[1]])
+
+
+@pytest.mark.parametrize("has_lora", [False, True])
+def test_what_is_left_to_compile_behind_the_picture_traces_as_the_blocks_and_holds_nothing_of_the_model(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType, has_lora: bool
+) -> None:
+    bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
+    Loras(bench).on(*[Lora(1)] * has_lora)
+    bench._forward.runner.program("cpu")
+    behind = core.inside("backends.inductor.parallel.behind")
+    queue = core.inside("backends.registry").get("inductor")._behind
+    monkeypatch.setattr(bench._forward.runner, "_is_behind", True)
+    monkeypatch.setattr(queue._held, "plan", lambda *_, **more: True)
+    monkeypatch.setattr(queue._held, "may_serve", lambda *_, **more: False)
+    traces, without_model = [], behind._without_model
+
+    def noted(call: Any, *given: Any) -> Any:
+        traces.append(behind.trace_of(call).graph.code)
+        return without_model(call, *given)
+
+    monkeypatch.setattr(behind, "_without_model", noted)
+    assert bench.check(FIRST) == {**bench.counts(calls=0), "eager_calls": 1}
+    left = list(queue._waiting.values())
+    queue._waiting.clear()
+    assert len(left) == len(traces) == bench.model.compiles
+    with torch.inference_mode():  # as in the call
+        assert [behind.trace_of(each.call).graph.code for each in left] == traces
+    kept = reachable(*[(each.call.site, each.call.tensors, each.call.weights) for each in left])
+    of_model = {id(each) for each in [*bench.module.modules(), *bench.module.parameters(), *bench.module.buffers()]}
+    assert not [type(each) for each in kept if id(each) in of_model]
+    memory = {each.untyped_storage().data_ptr() for each in bench.module.parameters()} - {0}
+    held = [each for each in kept if isinstance(each, torch.Tensor) and not each.is_meta]
+    assert not [each.size() for each in held if each.untyped_storage().data_ptr() in memory]
 
 
 def test_what_is_no_plain_lora_runs_eagerly(

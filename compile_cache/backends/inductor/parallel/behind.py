@@ -8,16 +8,15 @@ made of others. The next call that comes to the region compares the code with th
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
+from ....attribute_policy import ModuleAttributePolicy
 from ....config import CacheConfig
 from ....errors import BypassReason, first_line
 from ....keys import GraphKey
@@ -28,13 +27,15 @@ from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import Loss, lost
 from ...base import Call
 from ..compile.compiled_region import CompiledRegion
-from ..compile.tracing import Shapes, general_hints
+from ..compile.tracing import Shapes
 from ..regions.region import MadeLater, Region, RegionCall, for_later, trace_of
 from ..regions.table import RegionTable
+from .held_workers import HeldWorkers
 from .job import Job, job_of, settings_for
 from .parallel_compile import add
-from .pool import WorkerPool, worker_count_behind
-from .process import Compiled, HungError, NotCompiledError
+from .pool import WorkerPool
+from .process import Compiled, HungError, KilledError, NotCompiledError
+from .wanted import AT_SIZES, WAYS, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -43,29 +44,10 @@ _MOST_SECONDS = 1.0  # of credit
 _FIRST_TRACE = 1.0  # seconds: it imports, and later ones take a quarter of it
 _IDLE_SECONDS = 0.5  # without a call and without a prompt: then work goes on without credit
 _LOOK_SECONDS = 0.05
-_PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
 _END_SECONDS = 10.0  # that the thread may take to end
-
-# How a region is traced, in turn, until code comes of it that is right: at general sizes or at those of the call; and
-# see `size_one_is_general`.
-_WAYS = ((True, True), (True, False), (False, True), (False, False))
-_AT_SIZES = 2
 
 # A call that ran originals alone: its key and weights epoch, and how much code had come until then.
 Waited = tuple[GraphKey, int, int] | None
-
-
-@dataclass(eq=False)
-class _Wanted:
-    """A call that left a region. settings: see `settings_for`, as it ran. way: the number of its next one in _WAYS."""
-
-    call: RegionCall
-    settings: dict[str, Any]
-    way: int = 0
-
-    @property
-    def key(self) -> tuple[str, Shapes]:
-        return self.call.region.key, self.call.static
 
 
 class CompilesBehind(MadeLater):
@@ -76,15 +58,15 @@ class CompilesBehind(MadeLater):
 
     def __init__(self, table: RegionTable, workers: WorkerPool, clock: Callable[[], float] = time.monotonic) -> None:
         self._table, self._workers, self._clock = table, workers, clock
-        self._waiting: dict[str, _Wanted] = {}  # by the key of a region
-        self._jobs: dict[str, tuple[Compiled, _Wanted]] = {}
+        self._waiting: dict[str, Wanted] = {}  # by the key of a region
+        self._jobs: dict[str, tuple[Compiled, Wanted]] = {}
         self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
-        self._held = contextlib.ExitStack()  # the workers, while there is work for them
-        self._count, self._is_held, self._is_unable = 0, False, False
+        self._held, self._is_unable = HeldWorkers(workers, clock), False
+        self._config = CacheConfig()
         self._stats, self._calls, self._changes = Stats(), 0, 0
         self._progress: Progress = SilentProgress()
         self._credit, self._trace_seconds = 0.0, _FIRST_TRACE
-        self._latest, self._looked, self._paused_until = 0.0, 0.0, 0.0
+        self._latest, self._looked = 0.0, 0.0
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self.lock = threading.RLock()
@@ -107,12 +89,15 @@ class CompilesBehind(MadeLater):
             return
         self._stats, device = call.stats, call.tensors[0].device
         try:
-            self._hold(device)
+            if not self.left and not self._held.plan(self._config.workers, device, anew=True):
+                return
+            if self._held.may_serve(device, is_idle=False):  # they take seconds to start
+                self._held.hold(device)
         except OSError as error:
             self._stop(error)
             return
         try:
-            wanted = _Wanted(_without_model(call), settings_for(device))
+            wanted = Wanted(_without_model(call, self._config.attribute_policy), settings_for(device))
         except Exception as error:  # noqa: BLE001 (a class's own code may copy badly; the block runs eagerly, and says why)
             if not is_out_of_memory(error):  # the next call leaves it again
                 self._give_up(call, error)
@@ -124,15 +109,6 @@ class CompilesBehind(MadeLater):
             self._thread = threading.Thread(target=self._go_on, name="resolute-behind", daemon=True)
             self._thread.start()
 
-    def _hold(self, device: torch.device) -> None:
-        if not self._is_held and self._clock() >= self._paused_until:
-            self._held.enter_context(self._workers.in_use(self._count, device))
-            self._is_held = True
-
-    def _let_go(self) -> None:
-        self._is_held = False
-        self._held.close()
-
     def _stop(self, error: Exception) -> None:
         """Have calls wait for their compiles from now on, as without this."""
         logger.warning("Resolute: calls wait for compiles from now on: %s", first_line(error))
@@ -140,20 +116,23 @@ class CompilesBehind(MadeLater):
         self._is_unable = True
         self._waiting.clear()
         self._jobs.clear()
-        self._let_go()
+        self._held.let_go()
 
     def serves(self, call: Call, config: CacheConfig) -> bool:
-        """Say if it compiles what a call lacks. If not, the call waits: for example where no worker has room."""
+        """Say if it compiles what a call lacks. If not, the call waits: for example where no processor is left."""
+        if self._held.only_idle:
+            self._make_way()
         if not call.is_behind or config.verify or call.weights.streams or self._is_unable:
             return False
         if lost(Loss.WORKERS, Loss.KEEPING):
             return False
-        if not self.left:
-            self._count = worker_count_behind(config.workers, call.tensors[0].device)
-        return self._count > 0
+        self._config = config
+        return self._held.plan(config.workers, call.tensors[0].device)
 
     def has_nothing_for(self, call: Call, latest: Waited) -> bool:
         """No code came since the module's latest call, which was such a one: it may run without any hook."""
+        if self._held.only_idle:
+            self._make_way()
         return call.is_behind and bool(self.left) and latest == (call.key, call.epoch, self._changes)
 
     def advance(self, call: Call, ran_compiled: bool) -> Waited:
@@ -175,13 +154,17 @@ class CompilesBehind(MadeLater):
     def _go_on(self) -> None:
         """The life of the thread."""
         while not self._ending.wait(_LOOK_SECONDS):
-            if self._is_idle() and self.lock.acquire(blocking=False):
+            is_idle = self._is_idle()
+            if (is_idle or self._held.only_idle) and self.lock.acquire(blocking=False):
                 try:
-                    if not self.left:
+                    if not is_idle:
+                        self._make_way()
+                    elif self.left:
+                        self._do_one(is_idle=True)
+                    else:
                         self._thread = None
-                        self._let_go()
+                        self._held.let_go()
                         return
-                    self._do_one()
                 finally:
                     self.lock.release()
 
@@ -193,23 +176,32 @@ class CompilesBehind(MadeLater):
             self._calls, self._looked = calls, self._clock()  # not `_latest`: the next call would get no credit
         return self._clock() - max(self._latest, self._looked) >= _IDLE_SECONDS and not self._progress.prompt_runs()
 
+    def _make_way(self) -> None:
+        """A prompt begins: workers that have no room beside it end now, and what they had waits again."""
+        if not self._held.only_idle:
+            return
+        for key in [key for key, (result, _) in self._jobs.items() if not result.done()]:
+            self._waiting[key] = self._jobs.pop(key)[1]
+        self._held.let_go()
+
     def _end(self) -> None:
-        """Python ends: a thread that still traces would crash in it."""
+        """Python ends: a thread that still traces would crash in it, and workers would go on with what they do."""
         self._ending.set()
         thread = self._thread
         if thread is not None:
             thread.join(_END_SECONDS)
+        self._workers.close()
 
-    def _do_one(self) -> bool:
-        """Add code that came, or trace a region. Returns False if there was nothing to do."""
+    def _do_one(self, is_idle: bool = False) -> bool:
+        """Add code that came, or trace a region. is_idle: no prompt runs. Returns False if there was nothing to do."""
         try:
-            return self._do_next()
+            return self._do_next(is_idle)
         except Exception as error:  # noqa: BLE001 (no fault of ours costs a prompt, or ends the thread)
             self._stop(error)
             return False
 
-    def _do_next(self) -> bool:
-        if self._clock() < self._paused_until:
+    def _do_next(self, is_idle: bool) -> bool:
+        if self._held.are_paused:
             return False
         for key, (result, wanted) in self._jobs.items():
             if result.done():
@@ -217,19 +209,20 @@ class CompilesBehind(MadeLater):
                 self._take(wanted, result)
                 break
         else:
-            if not self._waiting:
-                return False
-            self._trace(self._waiting.pop(next(iter(self._waiting))))
-        if self._is_held and not self.left:
-            self._let_go()
-        return True
+            key = next((key for key, each in self._waiting.items() if self._held.may_serve(each.device, is_idle)), "")
+            if key:
+                self._trace(self._waiting.pop(key))
+        left = [*self._waiting.values(), *[wanted for _, wanted in self._jobs.values()]]
+        if all(each.device != self._held.device for each in left):
+            self._held.let_go()  # for what is left of another device
+        return bool(key)
 
-    def _trace(self, wanted: _Wanted) -> None:
+    def _trace(self, wanted: Wanted) -> None:
         call, started = wanted.call, self._clock()
         try:
             with torch.no_grad():
                 job = _job(wanted)
-            self._hold(call.tensors[0].device)
+            self._held.hold(wanted.device)
             self._jobs[call.region.key] = self._workers.submit(job), wanted
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
             self._failed(wanted, error)
@@ -237,7 +230,7 @@ class CompilesBehind(MadeLater):
         self._trace_seconds = (self._trace_seconds + seconds) / 2
         call.stats.event("trace", f"{call.region.label} behind the picture", seconds)
 
-    def _take(self, wanted: _Wanted, result: Compiled) -> None:
+    def _take(self, wanted: Wanted, result: Compiled) -> None:
         """Add what a worker made of a region, or have it tried another way."""
         call = wanted.call
         try:
@@ -253,19 +246,21 @@ class CompilesBehind(MadeLater):
             self._failed(wanted, error)
             return
         self._changes += 1
-        self._next_ways[wanted.key] = max(wanted.way + 1, _AT_SIZES)
+        self._next_ways[wanted.key] = max(wanted.way + 1, AT_SIZES)
         call.stats.event("compile", f"{call.region.label} ({call.site.name}) behind the picture", seconds)
         logger.info("Resolute: %s is compiled; %d regions are left", call.region.label, self.left)
 
-    def _failed(self, wanted: _Wanted, error: Exception) -> None:
-        if is_out_of_memory(error) or not self._workers.running:  # a lack of memory ends the workers
+    def _failed(self, wanted: Wanted, error: Exception) -> None:
+        is_killed = isinstance(error, KilledError)
+        is_fault = is_killed and wanted.was_killed  # of the code: the system killed it once at most
+        wanted.was_killed = wanted.was_killed or is_killed
+        is_short = is_out_of_memory(error) or not self._workers.running  # a lack of memory ends the workers
+        if not is_fault and (is_killed or is_short):
             self._waiting[wanted.call.region.key] = wanted
-            self._paused_until = self._clock() + _PAUSE_SECONDS
-            self._let_go()
+            if is_short:
+                self._held.pause()
             return
-        wanted.way += 1
-        at_sizes_too = wanted.call.sizes != _general(wanted.call)
-        if wanted.way < (len(_WAYS) if at_sizes_too else _AT_SIZES):
+        if wanted.goes_another_way():
             self._waiting[wanted.call.region.key] = wanted
         else:
             self._give_up(wanted.call, error)
@@ -278,22 +273,18 @@ class CompilesBehind(MadeLater):
         self._changes += 1
 
 
-def _without_model(call: RegionCall) -> RegionCall:
+def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCall:
     """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model.
 
     Its weights are not here later, as those that stream, so the next call compares what is made of it.
     """
-    site = replace(call.site, module=skeleton_of(call.site.module))
+    site = replace(call.site, module=skeleton_of(call.site.module, policy))
     kept = replace(for_later(call), site=site, weights=(), streams=True)
     return replace(kept, progress=SilentProgress(), announce=lambda: None)
 
 
-def _general(call: RegionCall) -> dict[str, int]:
-    return general_hints(call.sizes, call.tensors[0].device)
-
-
-def _job(wanted: _Wanted) -> Job:
+def _job(wanted: Wanted) -> Job:
     call = wanted.call
-    is_general, oblivious = _WAYS[wanted.way]
-    traced = trace_of(call, _general(call) if is_general else call.sizes, oblivious)
+    is_general, oblivious = WAYS[wanted.way]
+    traced = trace_of(call, wanted.general if is_general else call.sizes, oblivious)
     return job_of(call.region.key, call.region.label, traced, wanted.settings)

@@ -50,11 +50,19 @@ def worker_count_before(wanted: int | None, call: Call, done: int, total: int) -
     return count
 
 
-def worker_count_behind(wanted: int | None, device: torch.device) -> int:
-    """The number of workers beside a model that samples; 0 where the processors or the GPU's memory leave no room."""
+def worker_count_behind(wanted: int | None, device: torch.device) -> tuple[int, bool]:
+    """The number of workers beside a model that samples, 0 where the processors leave no room, and False. If the GPU's
+    memory leaves none: one, and True, because it may be there only while nothing samples.
+    """
     if wanted is not None and wanted < 2:
-        return 0
-    return min(_processes(wanted, others=1), _MOST_BEHIND, _fitting_on(device))
+        return 0, False
+    processes, fitting = min(_processes(wanted, others=1), _MOST_BEHIND), _fitting_on(device)
+    return (min(processes, fitting), False) if fitting else (min(processes, 1), True)
+
+
+def fits_while_idle(device: torch.device) -> bool:
+    """One worker's memory is free, if nothing else needs any."""
+    return device.type != "cuda" or bool(torch.cuda.mem_get_info(device)[0] >= _GPU_MEMORY)
 
 
 def room_for(count: int) -> int:
@@ -109,26 +117,30 @@ class WorkerPool:
     def running(self) -> bool:
         return self._process is not None and self._process.alive
 
-    def start(self) -> WorkerProcess:
-        """Start the process, which imports torch. Raises OSError."""
+    def start(self, low: bool = False) -> WorkerProcess:
+        """Start the process, which imports torch. low: at low priority. Raises OSError."""
         with self._lock:
             if self._process is None or not self._process.alive:
                 self.close()  # a process that ended by itself may still have threads and pipes here
-                self._process = WorkerProcess()
+                self._process = WorkerProcess(low)
             return self._process
 
     @contextmanager
-    def in_use(self, count: int, device: torch.device, has_room: bool = False) -> Iterator[None]:
-        """Start `count` children for jobs on a device, unless there are children already, and keep them.
+    def in_use(self, count: int, device: torch.device, has_room: bool = False, low: bool = False) -> Iterator[None]:
+        """Start `count` children for jobs on a device, unless there are children already, and keep them. Idle children
+        of another device end.
 
-        Raises OSError where no process can be started.
+        low: at low priority. Raises OSError where no process can be started.
 
         Fewer, but at least one, where less GPU memory is free than when `count` was found, because weights came
         meanwhile; not with `has_room`: `Weights.room` keeps what they need.
         """
         with self._lock:
-            process = self.start()
-            process.start_children(count if has_room else max(min(count, _fitting_on(device)), 1), device)
+            process = self.start(low)
+            if process.device not in (None, device) and not process.is_busy:
+                self.close()
+                process = self.start(low)
+            process.start_children(count if has_room else max(min(count, _fitting_on(device)), 1), device, low)
             process.users += 1
         try:
             yield

@@ -41,6 +41,10 @@ class NotCompiledError(RuntimeError):
     """No worker compiled a job."""
 
 
+class KilledError(NotCompiledError):
+    """The process that had the job ended, by its fault or because the system killed it."""
+
+
 class HungError(NotCompiledError):
     """The processes that had the job gave no result for too long, and were ended."""
 
@@ -52,13 +56,17 @@ class WorkerProcess:
     users: who will submit more jobs; it is not idle meanwhile.
     """
 
-    def __init__(self) -> None:
-        """Raises OSError."""
+    def __init__(self, low: bool = False) -> None:
+        """low: at low priority, on Windows; elsewhere `start_children` decides. Raises OSError."""
         self._folder = TemporaryFolder()
         command = [sys.executable, str(Path(worker.__file__).resolve()), str(self._folder.path)]
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) if low else 0,
             )
         except OSError:
             self._folder.remove()
@@ -68,7 +76,7 @@ class WorkerProcess:
         self._numbers = itertools.count()
         self._heard = time.monotonic()  # when it last got a job or gave a result
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._has_children = False
+        self.device: torch.device | None = None  # of its children
         self._error: NotCompiledError | None = None  # for its jobs, once it ends
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -83,12 +91,12 @@ class WorkerProcess:
     def is_busy(self) -> bool:
         return self.alive and bool(self.users or self._pending)
 
-    def start_children(self, count: int, device: torch.device) -> None:
-        """Once; later calls do nothing."""
+    def start_children(self, count: int, device: torch.device, low: bool = False) -> None:
+        """Once; later calls do nothing. low: at low priority."""
         self._heard = time.monotonic()
-        if not self._has_children:
-            self._has_children = True
-            self._messages.put((count, str(device)))
+        if self.device is None:
+            self.device = device
+            self._messages.put((count, str(device), low))
 
     def submit(self, job: Job) -> Compiled:
         """The future raises NotCompiledError."""
@@ -152,7 +160,7 @@ class WorkerProcess:
                     future = self._pending.pop(number)
                     self._heard = time.monotonic()
                     if artifact is None:
-                        future.set_exception(NotCompiledError(made))
+                        future.set_exception((KilledError if made == worker.ENDED else NotCompiledError)(made))
                     else:
                         future.set_result((artifact, seconds))
         except EOFError:  # all processes that wrote there have ended

@@ -1,7 +1,8 @@
 """A program that compiles traces in child processes: `python worker.py FOLDER`, jobs on stdin, artifacts on stdout.
 
 The program itself imports torch and compiles nothing. Its children compile; on Linux they are forked and so start with
-everything imported. The first message gives their number and device: no child takes GPU memory before there is a job.
+everything imported. The first message gives their number and device, and says if their priority is low: no child takes
+GPU memory before there is a job.
 A pool of the standard library cannot replace it: that would run ComfyUI's main.py again in each child, and its children
 would import the pack by the name of its folder in custom_nodes. So `WorkerProcess` starts this file by path, and
 messages have plain types only: the two sides import the same class under different module names.
@@ -9,6 +10,7 @@ messages have plain types only: the two sides import the same class under differ
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -24,6 +26,8 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 _CAN_FORK = sys.platform == "linux"
+ENDED = "the process that compiled it ended"
+_NICE = 10  # of processes of low priority
 
 Jobs = queue.SimpleQueue[tuple[int, dict[str, Any]]]  # number and job
 
@@ -60,7 +64,9 @@ def main() -> None:
         job.before_fork()
     jobs: Jobs = queue.SimpleQueue()
     try:
-        count, device = receive(sys.stdin.buffer)
+        count, device, low = receive(sys.stdin.buffer)
+        if low:
+            _lower_priority()
         gc.freeze()  # the collector skips imported objects, so forked children keep sharing their memory
         children = [_start_child(job.serve, device, folder) for _ in range(count)]  # before there are threads
         threading.Thread(target=_serve_all, args=(children, jobs, reply, folder), daemon=True).start()
@@ -68,6 +74,17 @@ def main() -> None:
             jobs.put(receive(sys.stdin.buffer))
     except Exception:  # noqa: BLE001 (the main process ended, perhaps in the middle of a message, which raises any class)
         _end(folder)
+
+
+def _lower_priority() -> None:
+    """Let programs of usual priority run first. On Windows `WorkerProcess` does it."""
+    if not hasattr(os, "nice"):
+        return
+    os.nice(_NICE)
+    # Linux shares processors among sessions first: there the number counts within the session, which is our own.
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(_NICE), "utf-8")
 
 
 def _start_child(serve: Callable[..., None], device: str, folder: str) -> Connection:
@@ -103,7 +120,7 @@ def _serve(child: Connection, jobs: Jobs, reply: Callable[..., None]) -> None:
         try:
             answer = child.recv()
         except (EOFError, OSError):
-            reply(number, "the process that compiled it ended", 0.0)
+            reply(number, ENDED, 0.0)
             return
         reply(number, *answer)
 

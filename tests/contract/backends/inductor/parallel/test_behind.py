@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import signal
+import sys
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +18,15 @@ import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import behind as behinds
+from compile_cache.backends.inductor.parallel import held_workers
 from compile_cache.backends.inductor.parallel import job as jobs
 from compile_cache.backends.inductor.parallel.behind import CompilesBehind
-from compile_cache.backends.inductor.parallel.process import Compiled, HungError, NotCompiledError
+from compile_cache.backends.inductor.parallel.process import Compiled, HungError, KilledError, NotCompiledError
+from compile_cache.backends.inductor.parallel.wanted import Wanted
 from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.skeleton import skeleton_of
 
-from .....programs import run_python
+from .....programs import run_python, wait_for
 from ....rig import TOLERANCE, Block, Bound, Model, Rig, Stopper, inputs, relative_error, seeded, tokens
 
 
@@ -29,13 +35,21 @@ class Workers:
 
     def __init__(self) -> None:
         self.jobs: list[tuple[jobs.Job, Compiled]] = []
-        self.running, self.users = True, 0
+        self.running, self.users, self.ended = True, 0, 0
+        self.devices: list[torch.device] = []  # that children were started for
 
     @contextlib.contextmanager
-    def in_use(self, count: int, device: torch.device) -> Iterator[None]:
+    def in_use(self, count: int, device: torch.device, low: bool) -> Iterator[None]:
+        assert low
         self.users += 1
+        self.devices.append(device)
         yield
         self.users -= 1
+
+    def close(self) -> None:
+        self.ended += 1
+        while self.jobs:
+            self.finish(NotCompiledError("the processes that compile were ended"))
 
     def submit(self, job: jobs.Job) -> Compiled:
         if not self.running:
@@ -56,8 +70,8 @@ class Workers:
 class Behind(Rig):
     """The rig's calls are answered at once. Its clock goes on with calls only."""
 
-    def __init__(self) -> None:
-        super().__init__(InductorBackend(), compile="behind", workers=2)
+    def __init__(self, **config: Any) -> None:
+        super().__init__(InductorBackend(), compile="behind", workers=2, **config)
         self.workers, self.now = Workers(), 100.0
         self.queue = CompilesBehind(self.backend.table, self.workers, lambda: self.now)  # type: ignore[attr-defined, arg-type]
         self.backend._behind = self.queue  # type: ignore[attr-defined]
@@ -175,7 +189,7 @@ def test_a_region_without_any_code_runs_eagerly_and_says_why(rig: Behind, error:
 def test_a_block_that_cannot_be_copied_or_traced_runs_eagerly_and_says_why(
     rig: Behind, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    def refuse(given: Any) -> Any:
+    def refuse(given: Any, *more: Any) -> Any:
         raise ValueError(f"not with {type(given).__name__}")
 
     monkeypatch.setattr(behinds, what, refuse)
@@ -192,7 +206,7 @@ def test_a_block_that_cannot_be_copied_or_traced_runs_eagerly_and_says_why(
 def test_without_workers_or_after_a_fault_of_ours_a_later_call_compiles_what_it_lacks(
     rig: Behind, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    def fail(*given: Any) -> Any:
+    def fail(*given: Any, **named: Any) -> Any:
         raise OSError("no process")
 
     monkeypatch.setattr(rig.workers if where == "in_use" else rig.queue, where, fail)
@@ -239,6 +253,86 @@ def test_workers_that_memory_ended_start_again_later(rig: Behind) -> None:
     assert (len(rig.workers.jobs), rig.workers.users) == (1, 1)
 
 
+def test_a_worker_that_is_killed_costs_its_job_one_more_try(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    ways = []
+    for _ in range(3):
+        ways.append(rig.workers.finish(KilledError("it ended")).oblivious)
+        rig.call(bound, tokens())
+    assert ways == [True, True, False], "the second time it may be the fault of the code"
+    rig.workers.finish()
+    rig.call(bound, tokens())
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
+
+
+def test_work_for_a_second_device_waits_until_the_workers_of_the_first_are_done(
+    rig: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = torch.device("cpu", 0), torch.device("cpu", 1)
+    of_kind = {"Convolution": first, "Attention": second}
+    monkeypatch.setattr(Wanted, "device", property(lambda wanted: of_kind[wanted.call.region.label]))
+    for device in of_kind.values():
+        rig.queue._held.plan(2, device, anew=True)
+    bound = rig.bind(seeded(Model))
+    rig.call(bound, *inputs(), seconds=0)
+    for device in of_kind.values():
+        for _ in range(2):
+            rig.call(bound, *inputs())
+        assert (len(rig.workers.jobs), rig.workers.users, rig.workers.devices[-1]) == (1, 1, device)
+        rig.workers.finish()
+    rig.call(bound, *inputs())
+    assert (rig.queue.left, rig.workers.users) == (0, 0)
+
+
+class Prompts(Stopper):
+    """A Progress that knows whether a prompt runs."""
+
+    runs = True
+
+    def prompt_runs(self) -> bool:
+        return self.runs
+
+
+@pytest.mark.parametrize("sees", ["call", "thread"])
+def test_on_a_card_without_room_a_worker_is_there_only_while_nothing_samples(
+    monkeypatch: pytest.MonkeyPatch, sees: str
+) -> None:
+    asked: list[torch.device] = []
+    has_room = False
+    monkeypatch.setattr(held_workers, "worker_count_behind", lambda *given: (1, True))
+    monkeypatch.setattr(held_workers, "fits_while_idle", lambda device: (asked.append(device), has_room)[1])
+    monkeypatch.setattr(behinds, "_IDLE_SECONDS", 0.0)
+    rig, prompts = Behind(), Prompts()
+    bound = rig.bind(seeded(Model))
+    for _ in range(3):
+        with rig.expect(eager_calls=1):
+            assert rig.call(bound, *inputs(), progress=prompts) == 0
+    assert (rig.queue.left, rig.workers.jobs, rig.workers.users, asked) == (2, [], 0, [])
+    prompts.runs = False
+    wait_for(lambda: len(asked) > 2)
+    assert rig.workers.users == 0
+    has_room = True
+    wait_for(lambda: len(rig.workers.jobs) == 2)
+    assert (rig.workers.users, rig.workers.ended) == (1, 0)
+    with rig.queue.lock if sees == "call" else contextlib.nullcontext():  # the thread can do nothing
+        prompts.runs = True
+        if sees == "call":
+            rig.call(bound, *inputs(), progress=prompts)
+        wait_for(lambda: rig.workers.users == 0)
+    assert (rig.queue.left, rig.workers.jobs, rig.workers.ended) == (2, [], 1)
+    prompts.runs = False
+    wait_for(lambda: len(rig.workers.jobs) == 2)
+    for _ in range(2):
+        rig.workers.finish()
+    wait_for(lambda: rig.queue.left == 0)
+    wait_for(lambda: rig.workers.ended == 2)
+    with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
+        assert rig.call(bound, *inputs(), progress=prompts) <= TOLERANCE
+    rig.queue._end()
+
+
 def test_a_cancel_and_a_second_model_change_nothing_of_what_waits(rig: Behind) -> None:
     bound, other = rig.bind(seeded(Model)), rig.bind(seeded(Model, seed=1))
     rig.call(bound, *inputs(), seconds=0)
@@ -267,7 +361,7 @@ def test_after_a_warm_up_calls_run_what_it_compiled(rig: Behind) -> None:
 
 
 def test_a_lack_of_memory_for_a_copy_is_no_reason_to_run_eagerly(rig: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(module: Any) -> Any:
+    def refuse(*given: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("full")
 
     bound = rig.bind(seeded(Block))
@@ -341,3 +435,25 @@ print(rig.queue.left)
 
 def test_python_ends_with_work_left() -> None:
     assert run_python(STOPS).split() == ["2"]
+
+
+# Its workers do not look for the end of this process, as while they import torch.
+STOPS_WITH_WORKERS = """
+import sys
+from pathlib import Path
+from compile_cache.backends.inductor.parallel import worker
+from tests.contract.backends.inductor.parallel.test_behind import InductorBackend, Model, Rig, inputs, seeded
+worker.__file__ = sys.argv[1]
+Path(sys.argv[1]).write_text("import os, time; os.close(2); time.sleep(600)")
+rig = Rig(InductorBackend(), compile="behind", workers=2)
+rig.bind(seeded(Model))(*inputs(), is_behind=True)
+print(rig.backend._behind.left, rig.backend.workers._process._process.pid)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="looks for a process by a signal")
+def test_python_leaves_no_worker_when_it_ends_with_work_left(tmp_path: Path) -> None:
+    left, worker = map(int, run_python(STOPS_WITH_WORKERS, tmp_path / "program.py").split())
+    assert left == 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)

@@ -17,13 +17,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import job, pool, process, worker
-from compile_cache.backends.inductor.parallel.pool import worker_count, worker_count_behind
-from compile_cache.backends.inductor.parallel.process import HungError, NotCompiledError
+from compile_cache.backends.inductor.parallel.pool import fits_while_idle, worker_count, worker_count_behind
+from compile_cache.backends.inductor.parallel.process import HungError, KilledError, NotCompiledError
 from scripts.places import ROOT
 
 from .....programs import wait_for
@@ -112,7 +113,7 @@ def test_the_program_ends_with_a_main_process_that_was_killed_within_a_message(t
     program = subprocess.Popen([sys.executable, worker.__file__, str(tmp_path)], stdin=subprocess.PIPE)
     assert program.stdin is not None
     with program.stdin as stream:
-        stream.write(pickle.dumps((1, "cpu")) + message[:-4])
+        stream.write(pickle.dumps((1, "cpu", False)) + message[:-4])
     assert program.wait(100) == 0
 
 
@@ -275,6 +276,47 @@ def test_processes_that_fail_are_ended_and_the_next_ones_work(
     processes.close()
 
 
+def test_a_job_whose_child_ended_says_so(program: Callable[[str], Path]) -> None:
+    program(ANSWER + f"answer((0, {worker.ENDED!r}, 0.0)); time.sleep(600)")
+    processes = pool.WorkerPool()
+    assert type(failure_of_a_job(processes)) is KilledError
+    processes.close()
+
+
+def test_a_second_device_gets_children_of_its_own_once_the_first_ones_are_idle(
+    program: Callable[[str], Path],
+) -> None:
+    program("import time; time.sleep(600)")
+    processes = pool.WorkerPool()
+    with processes.in_use(1, CPU):
+        first = processes.start()
+        with processes.in_use(1, torch.device("cpu", 1)):
+            assert processes.start() is first, "somebody uses them"
+    with processes.in_use(1, torch.device("cpu", 1)):
+        second = processes.start()
+    assert second is not first
+    assert not first.alive
+    with processes.in_use(1, torch.device("cpu", 1)):
+        assert processes.start() is second
+    processes.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has classes of priority")
+@pytest.mark.parametrize("low", [True, False])
+def test_only_children_that_compile_behind_the_picture_have_a_low_priority(low: bool) -> None:
+    processes = pool.WorkerPool()
+    with processes.in_use(1, CPU, low=low):
+        program = psutil.Process(processes.start()._process.pid)
+        assert processes.submit(SimpleNamespace()).exception(600) is not None  # type: ignore[arg-type]
+        (child,) = program.children()
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) - own == (worker._NICE if low else 0)
+        group = Path(f"/proc/{child.pid}/autogroup")
+        if group.exists():  # not in each kernel
+            assert group.read_text("utf-8").split()[-1] == str(worker._NICE if low else 0)
+    processes.close()
+
+
 def test_a_job_that_comes_after_the_process_ended_fails_at_once(program: Callable[[str], Path]) -> None:
     program("raise SystemExit")
     processes = pool.WorkerPool()
@@ -317,15 +359,25 @@ def test_their_number_on_a_gpu(
 
 @pytest.mark.parametrize(
     ("free_gib", "wanted", "processors", "count"),
-    [(5.0, None, 8, 0), (6.0, None, 8, 1), (7.0, None, 8, 2), (80.0, 8, 8, 2), (80.0, 1, 8, 0), (80.0, 0, 8, 0),
-     (80.0, None, 2, 1), (80.0, None, 1, 0)],
+    [(5.0, None, 8, (1, True)), (6.0, None, 8, (1, False)), (7.0, None, 8, (2, False)), (80.0, 8, 8, (2, False)),
+     (80.0, 1, 8, (0, False)), (80.0, 0, 8, (0, False)), (80.0, None, 2, (1, False)), (80.0, None, 1, (0, False)),
+     (5.0, None, 1, (0, True))],
 )  # fmt: skip
 def test_their_number_beside_a_model_that_samples(
-    monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int | None, processors: int, count: int
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int | None, processors: int, count: tuple[int, bool]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
     monkeypatch.setattr(pool, "_processors", lambda: processors)
     assert worker_count_behind(wanted, torch.device("cuda:0")) == count
+
+
+@pytest.mark.parametrize(("free_gib", "fits"), [(1.4, False), (1.5, True)])
+def test_one_fits_while_nothing_samples_if_its_own_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, fits: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
+    assert fits_while_idle(torch.device("cuda:0")) is fits
+    assert fits_while_idle(CPU)
 
 
 def test_there_are_never_more_than_any_system_can_wait_for() -> None:
@@ -334,8 +386,10 @@ def test_there_are_never_more_than_any_system_can_wait_for() -> None:
 
 def test_fewer_start_if_weights_took_the_memory_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    process = SimpleNamespace(alive=True, users=0, start_children=lambda count, device: started.append(count))
-    monkeypatch.setattr(pool, "WorkerProcess", lambda: process)
+    process = SimpleNamespace(
+        alive=True, users=0, device=None, start_children=lambda count, device, low: started.append(count)
+    )
+    monkeypatch.setattr(pool, "WorkerProcess", lambda low: process)
     processes = pool.WorkerPool()
     for free_gib in (12, 7, 1):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free_gib: (free << 30, 140 << 30))
@@ -352,7 +406,7 @@ def test_processes_that_have_jobs_for_a_later_call_keep_their_memory(
 ) -> None:
     ended: list[bool] = []
     process = SimpleNamespace(alive=True, is_busy=is_busy, end=lambda: ended.append(True))
-    monkeypatch.setattr(pool, "WorkerProcess", lambda: process)
+    monkeypatch.setattr(pool, "WorkerProcess", lambda low: process)
     processes = pool.WorkerPool()
     processes.start()
     processes.end_unless_busy()
@@ -365,6 +419,6 @@ def test_children_that_cannot_use_their_gpu_end_without_a_traceback_and_the_prog
     with subprocess.Popen(command, **pipes) as program:
         assert program.stdin is not None
         assert program.stderr is not None
-        worker.send(program.stdin, (2, "cuda:99"))
+        worker.send(program.stdin, (2, "cuda:99", False))
         assert program.wait(300) == 0
         assert b"Traceback" not in program.stderr.read()

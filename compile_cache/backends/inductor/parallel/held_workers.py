@@ -1,0 +1,63 @@
+"""The workers that compile behind the picture, while there is work for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+
+from .pool import WorkerPool, fits_while_idle, worker_count_behind
+
+_PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
+
+
+class HeldWorkers:
+    """Workers at low priority, for one device at a time. Not thread-safe.
+
+    device: of the workers that are held. only_idle: they have no room beside a model that samples, so they have to go
+    when a prompt begins.
+    """
+
+    def __init__(self, pool: WorkerPool, clock: Callable[[], float]) -> None:
+        self._pool, self._clock = pool, clock
+        self._counts: dict[torch.device, tuple[int, bool]] = {}  # see `worker_count_behind`
+        self._held = contextlib.ExitStack()
+        self._paused_until = 0.0
+        self.device: torch.device | None = None
+        self.only_idle = False
+
+    @property
+    def are_paused(self) -> bool:
+        return self._clock() < self._paused_until
+
+    def plan(self, wanted: int | None, device: torch.device, anew: bool = False) -> bool:
+        """Find how many a device may have, unless that is known. Returns False if there is no processor for any."""
+        if anew or not self._counts.get(device, (0, False))[0]:
+            self._counts[device] = worker_count_behind(wanted, device)
+        return self._counts[device][0] > 0
+
+    def may_serve(self, device: torch.device, is_idle: bool) -> bool:
+        """They are held for the device, or could be now. is_idle: no prompt runs."""
+        if self.device is not None or self.are_paused:
+            return self.device == device
+        return not self._counts[device][1] or (is_idle and fits_while_idle(device))
+
+    def hold(self, device: torch.device) -> None:
+        """Start them, unless they are held. Raises OSError."""
+        if self.device is None:
+            count, only_idle = self._counts[device]
+            self._held.enter_context(self._pool.in_use(count, device, low=True))
+            self.device, self.only_idle = device, only_idle
+
+    def let_go(self) -> None:
+        """They end when they were idle for a while; at once where they have no room beside a model that samples."""
+        self._held.close()
+        if self.only_idle:
+            self._pool.close()
+        self.device, self.only_idle = None, False
+
+    def pause(self) -> None:
+        """Memory is short: let go, and hold none for a while."""
+        self.let_go()
+        self._paused_until = self._clock() + _PAUSE_SECONDS
