@@ -126,7 +126,7 @@ class Contender:
                 self._cells.add(row)
             row["compiled_seconds"] = compiled_seconds(self._prompts, row["events"])
             longest = max(each["seconds"] for each in self._prompts)
-            self._require(2 * longest)
+            self._require(max(longest, 2 * self._prompts[-1]["seconds"]))
             self._note(NEW_SIZE, server, memory, new_size(self._size))
         shutil.rmtree(self._folder / "inductor", ignore_errors=True)  # it has only what the store keeps
         with self._served(server, longest) as memory:
