@@ -78,14 +78,14 @@ class Cells:
         fails has yielded stays in the file.
         """
         if self.seconds_left < (self._longest or guess):
-            return self._leave(name)
+            return self.leave(name)
         started = time.monotonic()
         try:
             row, found = None, measure()
             for row in [found] if isinstance(found, dict) else found:
                 self.add(row)
         except OutOfTimeError:
-            return self._leave(name)
+            return self.leave(name)
         except (PromptError, ServerError) as error:  # the other cells still count
             self.failed[name] = str(error)[:2000]
             print(f"{name}: {error}", flush=True)
@@ -94,7 +94,8 @@ class Cells:
         self._longest = max(self._longest, time.monotonic() - started)
         return row
 
-    def _leave(self, name: str) -> None:
+    def leave(self, name: str) -> None:
+        """Say that a cell did not fit into the time."""
         self.left.append(name)
         print(f"{name}: left out, {max(self.seconds_left, 0):.0f} s are left", flush=True)
 

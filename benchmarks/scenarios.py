@@ -147,9 +147,9 @@ STEPS = (
     Step(
         "first-prompts",
         _module("first_prompts", "--models", _MODELS, "--folder", f"{_FOLDER}/first-prompts"),
-        420,
-        "what the first prompts of SDXL and of Flux take with RESOLUTE_COMPILE=behind, beside stock's",
-        25,
+        1200,
+        "what first prompts, a new size and a restart take with RESOLUTE_COMPILE=behind, beside stock's",
+        30,
     ),
     *map(_scenario, ("tour", "restart", "families", "quantized", "small-cards", "streamed")),
     Step(

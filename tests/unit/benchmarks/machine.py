@@ -51,6 +51,9 @@ class Machine:
     def monotonic(self) -> float:
         return self.clock
 
+    def time(self) -> float:
+        return self.clock
+
     def sleep(self, seconds: float) -> None:
         self.clock += seconds
 
