@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,8 +71,6 @@ class Call:
     epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
     torch_flags: that it computes under, see flags.py.
     forward_bypass: why the call must run eagerly, if it must. capture_blocker: why it must not be captured.
-    rehearsal: calls the module's own code with small inputs, by which its blocks come into every state that they may
-        have in a call like this one; None if the call itself brings them there.
     why_captured: why a capture is made now, where nothing else says so.
     is_behind: what has no code yet runs its original, and is compiled behind the call.
     may_capture: False where a capture would keep more memory than it is worth.
@@ -90,7 +87,6 @@ class Call:
     torch_flags: tuple[Component, ...] = ()
     forward_bypass: BypassReason | None = None
     capture_blocker: BypassReason | None = None
-    rehearsal: Callable[[], None] | None = None
     may_capture: bool = True
     why_captured: str = ""
     is_compared: bool = False
@@ -104,23 +100,6 @@ class Call:
     def is_timed(self) -> bool:
         """It counts in its comparison: not if something else makes the call run eagerly."""
         return self.is_compared and self.forward_bypass is None
-
-
-@dataclass(frozen=True, eq=False)
-class UpcomingDecode:
-    """A decode that will probably come soon, while the decoder's weights may not be loaded yet.
-
-    device: where it will compute. build_hooks: the hooks of its blocks.
-    as_loaded: inside, the weights are on the device "meta", with the dtypes and layouts that they will have when they
-        are loaded. Raises where these cannot be known.
-    invoke: calls the decoder inside `as_loaded`, with inputs on the device "meta". It gets the shape of the latent that
-        is sampled before.
-    """
-
-    device: torch.device
-    build_hooks: HookBuilder
-    as_loaded: Callable[[], AbstractContextManager[None]]
-    invoke: Callable[[Sequence[int]], None]
 
 
 class Graph(Protocol):
@@ -204,9 +183,6 @@ class Program(ABC):
 
         Raises what the module raises, and whatever cancels.
         """
-
-    def compile_ahead(self, decode: UpcomingDecode) -> None:  # noqa: B027
-        """This decode will probably come after calls of other modules: a backend may begin to compile for it."""
 
     def close(self) -> None:  # noqa: B027
         """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""

@@ -124,7 +124,7 @@ class ArtifactStore:
     def discard(self, name: str, why: str) -> None:
         """Remove an invalid artifact and log `why`."""
         logger.warning("Resolute: the stored region %s is invalid (%s); it will be compiled again", name, why)
-        self._remove(name)
+        self.remove(name)
 
     def names(self) -> list[str]:
         """Names of all artifacts of this environment."""
@@ -205,7 +205,7 @@ class ArtifactStore:
                 if abs(time.time() - path.stat().st_mtime) > _ABANDONED_SECONDS:
                     try_unlink(path)
 
-    def _remove(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         path = self._path(name)
         if path.is_dir() and not path.is_symlink():  # a user's folder: move it aside instead of deleting it
             with contextlib.suppress(OSError):

@@ -19,7 +19,6 @@ CODE = """
     import torch
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    from compile_cache.backends.inductor.parallel import parallel_compile
     from compile_cache.backends.inductor.backend import InductorBackend
     from tests.contract.rig import Model, Rig, inputs, seeded
 
@@ -31,7 +30,6 @@ CODE = """
         return real(self, *args, **kwargs)
 
     CachingAutotuner.benchmark_all_configs = benchmark
-    parallel_compile._FEWEST = 2  # as many regions as the model has
     torch.set_grad_enabled(False)
     rig = Rig(InductorBackend(), store_folder=Path(sys.argv[1]), workers=int(sys.argv[2]), source="one")
     rig.bind(seeded(Model).cuda())(*(tensor.cuda() for tensor in inputs()))

@@ -25,7 +25,7 @@ from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
 from ...torch_facts import fake_devices
 from ...torch_facts.private_names import Loss, lost
-from ..base import Backend, Capabilities, Located, Program, UpcomingDecode
+from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, may_have_workers
 
 if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
@@ -46,7 +46,6 @@ class InductorBackend(Backend):
     def __init__(self) -> None:
         fake_devices.keep()
         self.workers = WorkerPool()
-        self.upcoming_calls: dict[int, UpcomingDecode] = {}
         self._table: RegionTable | None = None
         self._behind: CompilesBehind | None = None
         self._lock = threading.Lock()
@@ -75,10 +74,11 @@ class InductorBackend(Backend):
             return self._store(device, config)
 
         from .parallel.behind import CompilesBehind
+        from .parallel.compile_queue import CompileQueue
         from .program import InductorProgram
 
-        self._behind = self._behind or CompilesBehind(self.table, self.workers)
-        shared = (self.table, self.workers, self._behind, self.upcoming_calls)
+        self._behind = self._behind or CompilesBehind(CompileQueue(self.table, self.workers))
+        shared = (self.table, self.workers, self._behind)
         return InductorProgram(owner, capabilities, *shared, store_for, build_hooks, stats, config)
 
     def give_back(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,21 +11,19 @@ import torch
 
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, InputsGoneError, first_line
-from ...keys import Role
 from ...regions import gguf_loras
 from ...regions.site import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
 from ...torch_facts.out_of_memory import is_out_of_memory
 from ...torch_facts.private_names import Loss, lost
-from ..base import Call, Capabilities, CaptureFacts, Graph, Program, UpcomingDecode
+from ..base import Call, Capabilities, CaptureFacts, Graph, Program
 from ..cuda_graphs.capture import Recorder
+from .parallel.awaited import AwaitedCall
 from .parallel.behind import CompilesBehind, Waited
-from .parallel.parallel_compile import compile_in_parallel
-from .parallel.pool import WorkerPool, room_for, worker_count_before
+from .parallel.compile_queue import CompileQueue
+from .parallel.pool import WorkerPool, worker_count_before
 from .regions.binding import RegionBinding
-from .regions.look_ahead import LookAhead
-from .regions.region import RegionCall
 from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
@@ -36,9 +33,7 @@ T = TypeVar("T")
 class InductorProgram(Program):
     """One module on the inductor backend.
 
-    upcoming_calls: decodes for which compiles may begin beside those of another module, by the number of their module;
-        all programs share it. store_for: the store for compiled regions of a device, or None. build_hooks: see
-        `HookBuilder`.
+    store_for: the store for compiled regions of a device, or None. build_hooks: see `HookBuilder`.
     """
 
     def __init__(
@@ -48,7 +43,6 @@ class InductorProgram(Program):
         table: RegionTable,
         workers: WorkerPool,
         behind: CompilesBehind,
-        upcoming_calls: dict[int, UpcomingDecode],
         store_for: Callable[[torch.device], ArtifactStore | None],
         build_hooks: HookBuilder,
         stats: Stats,
@@ -65,10 +59,8 @@ class InductorProgram(Program):
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
         self._workers, self._behind = workers, behind
-        self._upcoming_calls = upcoming_calls
         self._config = config
         self._is_first = True  # no call was answered yet
-        self._is_rehearsed = self._was_upcoming = False
         self._waited: Waited = None  # the latest call, if it waits for code
 
     @property
@@ -104,9 +96,6 @@ class InductorProgram(Program):
             result = self._again_if_short(lambda: self._invoke(call), call.module)
             self.ran_compiled = self._stats.counters.region_calls > region_calls
             self._waited = self._behind.advance(call, self.ran_compiled) if self.waits else None
-        if self._was_upcoming:
-            self._was_upcoming = False
-            self._forget_upcoming()
         if not self._regions.was_reached and not self._bypassed:
             why = "no block of the model was called with inputs that Resolute knows"
             self._bypass(BypassReason(BypassCode.NO_REGIONS, why))
@@ -131,26 +120,36 @@ class InductorProgram(Program):
         return work()
 
     def _invoke(self, call: Call) -> Any:
-        """Run the call through its regions; twice, if many of them have to be compiled.
+        """Run the call through its regions; twice, if it waits for those that workers compile.
 
-        The first call of a program may find most regions without compiled code. Worker processes compile them all at
-        once, but which they are, and for which inputs, shows only when the call runs. So it first runs with their
-        originals in place, and runs again once they are compiled.
+        Which regions lack code, and for which inputs, shows only when the call runs. So its first run leaves them to
+        the queue, as each run does that waits for nothing; what is still missing then is compiled by the second one.
         """
-        if self._behind.has_nothing_for(call, self._waited):
+        behind = self._behind
+        if behind.has_nothing_for(call, self._waited):
             return call.invoke(call.tensors)
-        behind = self._behind if self._behind.serves(call, self._config) else None
-        self._regions.begin(call.progress, call.torch_flags, call.weights.streams, behind)
+        count = 0 if (is_behind := behind.serves(call, self._config)) else self._worker_count(call)
+        queue = behind.queue if is_behind or count else None
         with installed(self._hooks):
-            if behind is not None:
-                result = self._run_regions(call)
-            elif call.rehearsal is not None and not self._is_rehearsed:
-                self._rehearse(call, call.rehearsal)
-                result = self._run_regions(call)
-            else:
-                result = self._run_ahead(call, lambda: self._run_regions(call))
+            self._regions.begin(call.progress, call.torch_flags, queue)
+            result = self._run_twice(call, behind.queue, count) if count else self._run_regions(call)
         self._is_first = False
         return result
+
+    def _run_twice(self, call: Call, queue: CompileQueue, count: int) -> Any:
+        """Run the call, wait until so many workers compiled what it left, and run it again if it left anything."""
+        started, stalled = self._stats.clock(), self._stats.waiting_seconds()
+        region_calls = self._stats.counters.region_calls
+        with AwaitedCall(queue, call, count) as awaited:
+            result = self._run_regions(call)
+            if not self._regions.waits:
+                return result
+            del result  # a decoded image takes memory that the second run needs
+            self._stats.counters.region_calls = region_calls  # those of the second run count
+            self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
+            awaited.finish(self._regions.keys, self._regions.announce)
+        self._regions.begin(call.progress, call.torch_flags)
+        return self._run_regions(call)
 
     @staticmethod
     def _run_regions(call: Call) -> Any:
@@ -163,105 +162,12 @@ class InductorProgram(Program):
             except InputsGoneError as error:
                 logger.info("Resolute: %s; the call is made once more", error)
 
-    def _rehearse(self, call: Call, rehearsal: Callable[[], None]) -> None:
-        """Compile the regions of all states that blocks may have in such a call, so that no later one has to.
-
-        The call itself may bring blocks into some states only, and it is long. The rehearsal is short, so it finds what
-        is missing for the workers, and then compiles the rest.
-        """
-        try:
-            with torch.random.fork_rng([call.device] if call.device.startswith("cuda") else []):
-                self._run_ahead(call, rehearsal)
-        except Exception as error:
-            if is_out_of_memory(error) or isinstance(error, call.progress.cancellations):
-                raise
-            logger.info(
-                "Resolute: the regions of this decode are compiled when it comes to them: %s", first_line(error)
-            )
-            logger.debug("Resolute: why not before", exc_info=True)
-        self._is_rehearsed = True
-
     def _worker_count(self, call: Call) -> int:
         """The number of workers that may compile for this call; 0 if each region is compiled in turn."""
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
         if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
             return 0
-        count = worker_count_before(self._config.workers, call, *self._regions.compiled_count)
-        return count or (2 if self._workers.running and self._workers.has_early_for(self.owner) else 0)
-
-    def _run_ahead(self, call: Call, run: Callable[[], T]) -> T:
-        """Do `run`, the call or its rehearsal. Where workers may compile for it, do it first with the original in place
-        of each region that has no compiled code, and again once they compiled these; in the last time what is still
-        missing is compiled, one region after the other.
-        """
-        count = self._worker_count(call)
-        if count:
-            with contextlib.ExitStack() as room:
-                result, missing = self._find_missing(call, count, room, run)
-                if not missing:
-                    return result
-                del result  # a decoded image takes memory that the second run needs
-                self._compile_in_parallel(call, missing)
-        return run()
-
-    def _find_missing(
-        self, call: Call, count: int, room: contextlib.ExitStack, run: Callable[[], T]
-    ) -> tuple[T, list[RegionCall]]:
-        """The result of `run` without compiles, and one call of each region that has no compiled code.
-
-        room: holds the memory of the workers; when it is closed, weights get back what they gave for it.
-        """
-
-        def start_workers() -> None:  # while the call runs on
-            try:
-                has_room = room.enter_context(call.weights.room(room_for(count)))
-                if has_room:
-                    room.callback(self._workers.end_unless_busy)
-                room.enter_context(self._workers.in_use(count, call.tensors[0].device, has_room))
-            except Exception as error:
-                logger.warning("Resolute: no worker processes were started: %s", first_line(error))
-                logger.debug("Resolute: why", exc_info=True)
-
-        started, stalled = self._stats.clock(), self._stats.waiting_seconds()
-        with self._regions.postponing_compiles(start_workers) as missing:
-            result = run()
-        if missing:  # the call runs once more, so the prompt waited for all of this run
-            self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
-        return result, list(missing.values())
-
-    def _compile_in_parallel(self, call: Call, missing: list[RegionCall]) -> None:
-        decodes = self._take_upcoming(call)
-        given = (call, self._table, missing[0].store, self._stats, self._config)
-        upcoming = [LookAhead(owner, decode, *given) for owner, decode in decodes.items()]
-        try:
-            compile_in_parallel(missing, self._table, self._workers, upcoming)
-        except missing[0].progress.cancellations:
-            for owner, decode in decodes.items():
-                self._upcoming_calls.setdefault(owner, decode)
-            raise
-        except Exception as error:
-            logger.warning("Resolute: regions are compiled one after the other: %s", first_line(error))
-            logger.debug("Resolute: why not at once", exc_info=True)
-
-    def compile_ahead(self, decode: UpcomingDecode) -> None:
-        if self._is_first:
-            self._upcoming_calls[self.owner] = decode
-            self._was_upcoming = True
-
-    def _take_upcoming(self, now: Call) -> dict[int, UpcomingDecode]:
-        """The decodes that come after this call, by the number of their module; each is looked at once.
-
-        After a diffusion model comes its decode. After another module comes the diffusion model, which must not wait.
-        """
-        if now.key.role is not Role.UNET or now.weights.streams:  # nor does it get memory from weights that stream
-            return {}
-        taken = [(owner, self._upcoming_calls.pop(owner, None)) for owner in list(self._upcoming_calls)]
-        device = now.tensors[0].device
-        return {owner: decode for owner, decode in taken if decode is not None and decode.device == device}
-
-    def _forget_upcoming(self) -> None:
-        self._upcoming_calls.pop(self.owner, None)
-        self._workers.forget(self.owner)
+        return worker_count_before(self._config.workers, call, *self._regions.compiled_count)
 
     def _survey(self, epoch: int) -> None:
         """Build the hooks anew if the weights epoch changed: another pack may have replaced a block."""
@@ -284,7 +190,6 @@ class InductorProgram(Program):
         self._hooks = ()
         self._epoch = None
         self._regions.survey(())
-        self._forget_upcoming()
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
         with installed(self._hooks):

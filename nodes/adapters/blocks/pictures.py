@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,14 +27,6 @@ def hooks(module: Any, run: RegionRunner, bypass: Bypass) -> list[Hook]:
         if is_core(block, _MODEL, kind)
     ]
     return [*found, feature_block("norm_out", "GroupNorm", module.norm_out, run)]
-
-
-def attention_without_contents(module: torch.nn.Module, hooks: Sequence[Hook]) -> list[Hook]:
-    """For runs on tensors without contents: hooks for the attention that `hooks` leave out, which keeps its shape. Core
-    may compute it in slices by the memory that is free."""
-    hooked = [hook.module for hook in hooks]
-    blocks = [block for block in module.modules() if is_core(block, _MODEL, "AttnBlock") and block not in hooked]
-    return [Hook(block, lambda x, *args, **kwargs: x) for block in blocks]
 
 
 def is_decoder(module: Any) -> bool:

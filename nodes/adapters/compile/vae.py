@@ -16,7 +16,6 @@ from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass
 from ..process.compile_request import CompileRequest
 from .backend_choice import explain_passthrough, request_for
-from .upcoming_decode import announce_decode
 
 
 class Way(NamedTuple):
@@ -72,9 +71,7 @@ def _with_compiled_method(vae: Any, name: str, request: CompileRequest) -> Any:
     clone = copy.copy(vae)
     clone.patcher = vae.patcher.clone()
     clone.first_stage_model = clone.patcher.model
-    forward = install_compiled_forward(clone.patcher, name, request)
-    if request.role is Role.VAE_DECODE:
-        announce_decode(clone, forward)
+    install_compiled_forward(clone.patcher, name, request)
     return clone
 
 

@@ -25,7 +25,6 @@ class CallDescription:
     values: list[Component] = field(default_factory=list)
     blocker: BypassReason | None = None
     method: Method | None = None  # see Call
-    rehearsal: Callable[[], None] | None = None  # see Call
     may_capture: bool = True
     why_captured: str = ""
     is_compared: bool = False  # see Call

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.backends.base import Method, UpcomingDecode
+from ....compile_cache.backends.base import Method
 from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions import gguf_loras
 from ....compile_cache.texts import Text
@@ -68,10 +68,6 @@ class CompiledForward(ForwardPatch):
             return
         count = runtime.hooks_for(self.module, request, backend).count()
         self.runner.progress.set_total(min(self._ready_regions(backend), count), count)
-
-    def compile_ahead(self, decode: UpcomingDecode) -> None:
-        """A decode will come, perhaps before the weights are loaded; see `Program.compile_ahead`."""
-        runtime.program_for(self.module, self._request, decode.device.type)[0].compile_ahead(decode)
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()
@@ -242,12 +238,6 @@ class CompiledForward(ForwardPatch):
             of_videos = coder is not None and coder.of_videos
             description.is_compared = self._role is Role.VAE_ENCODE or of_videos
             if coder is not None:
-
-                def run_with(other: torch.Tensor) -> None:
-                    positional, named = arguments([other, *description.tensors[1:]])
-                    self.inner(*positional, **vaes.without_buffer(named))
-
-                description.rehearsal = coder.rehearsal_of(description.tensors[0], run_with)
                 description.may_capture &= coder.may_capture(description.tensors[0])
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)

@@ -146,7 +146,6 @@ class ModuleRunner:
             torch_flags=torch_flags(description.tensors[0].device.type),
             forward_bypass=_forward_bypass(),
             capture_blocker=description.blocker or self.weights.blocker,
-            rehearsal=description.rehearsal,
             may_capture=description.may_capture,
             why_captured=description.why_captured,
             is_compared=description.is_compared,

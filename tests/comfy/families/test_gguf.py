@@ -183,11 +183,11 @@ def test_what_is_left_to_compile_behind_the_picture_traces_as_the_blocks_and_hol
     bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
     Loras(bench).on(*[Lora(1)] * has_lora)
     bench._forward.runner.program("cpu")
-    behind = core.inside("backends.inductor.parallel.behind")
-    queue = core.inside("backends.registry").get("inductor")._behind
+    behind = core.inside("backends.inductor.parallel.compile_queue")
+    queue = core.inside("backends.registry").get("inductor")._behind.queue
     monkeypatch.setattr(bench._forward.runner, "_is_behind", True)
-    monkeypatch.setattr(queue._held, "plan", lambda *_, **more: True)
-    monkeypatch.setattr(queue._held, "may_serve", lambda *_, **more: False)
+    monkeypatch.setattr(queue.held, "plan", lambda *_, **more: True)
+    monkeypatch.setattr(queue.held, "may_serve", lambda *_, **more: False)
     traces, without_model = [], behind._without_model
 
     def noted(call: Any, *given: Any) -> Any:
@@ -196,8 +196,8 @@ def test_what_is_left_to_compile_behind_the_picture_traces_as_the_blocks_and_hol
 
     monkeypatch.setattr(behind, "_without_model", noted)
     assert bench.check(FIRST) == {**bench.counts(calls=0), "eager_calls": 1}
-    left = list(queue._waiting.values())
-    queue._waiting.clear()
+    left = list(queue.waiting.values())
+    queue.waiting.clear()
     assert len(left) == len(traces) == bench.model.compiles
     with torch.inference_mode():  # as in the call
         assert [behind.trace_of(each.call).graph.code for each in left] == traces

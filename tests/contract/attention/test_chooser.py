@@ -20,7 +20,7 @@ from compile_cache.attention import kernels
 from compile_cache.attention.chooser import Chooser
 from compile_cache.attention.kernels import Given, bias
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import parallel_compile, process
+from compile_cache.backends.inductor.parallel import process
 
 from ...programs import run_python
 from ..rig import TOLERANCE, Attention, Rig, random, relative_error, seeded
@@ -447,7 +447,6 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chooser]:
 def test_a_region_with_it_serves_every_size_from_a_worker_and_in_another_process(
     both: Chooser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
     monkeypatch.setattr(process, "IDLE_SECONDS", 2.0)
     rig = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=2)
     bound = rig.bind(seeded(Net))

@@ -120,7 +120,7 @@ def test_behind_the_picture_blocks_with_weights_of_a_file_are_compiled(
         module.first.weight.patches = [([patch(lora(32, 32))], "key")]
     bound, x = rig.bind(module), random(3, 5, 32)
     rig.call(bound, x)
-    kept = reachable(*rig.queue._waiting.values())
+    kept = reachable(*rig.queue.waiting.values())
     assert not {id(each) for each in module.parameters()} & set(map(id, kept))
     rig.call(bound, x)
     rig.workers.finish()
@@ -128,7 +128,7 @@ def test_behind_the_picture_blocks_with_weights_of_a_file_are_compiled(
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert rig.call(bound, x) <= TOLERANCE
     assert rig.queue.left == 0
-    rig.queue._end()
+    rig.behind._end()
 
 
 def test_a_copy_holds_no_page(comfy: None, adapter: Callable[[str], ModuleType]) -> None:

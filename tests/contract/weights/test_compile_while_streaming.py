@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import parallel_compile, pool
+from compile_cache.backends.inductor.parallel import compile_queue, pool
 from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.site import Hook, RegionSite
 
@@ -138,7 +138,7 @@ def test_workers_compile_it_and_get_memory_meanwhile(
         compiled = [event.text for event in one.cache.stats.events if event.kind == "compile"]
         assert sorted(compiled) == [f"Block {n} ({n})" for n in range(5)], "each once, by a worker"
         assert most_mapped == [ROOM_FOR_PAGES]
-        assert devices == ["cpu"] * 5, "traced while their weights are loaded"
+        assert devices == ["meta"] * 5, "of copies without weights"
         assert reservation.watermark == reservation.pages, "afterwards the model gets the memory back"
         assert not bound.program._workers.running
         with one.expect(region_calls=5, graph_calls=1):
@@ -194,11 +194,10 @@ def test_what_cannot_be_traced_is_compiled_by_the_call(
 ) -> None:
     free_is(monkeypatch, lambda: 1 << 40)
 
-    def refuse(call: Any) -> Any:
+    def refuse(call: Any, *given: Any) -> Any:
         raise NotImplementedError("no such operator")
 
-    monkeypatch.setattr(region, "trace_of", refuse)
-    monkeypatch.setattr(parallel_compile, "trace_of", refuse)
+    monkeypatch.setattr(compile_queue, "trace_of", refuse)
     one = Rig(InductorBackend(), workers=2)
     bound = one.bind(checkpoint.model, hooks_over(checkpoint, streamed))
     try:

@@ -1,4 +1,4 @@
-"""The workers that compile behind the picture, while there is work for them."""
+"""The workers, while there is work for them: a few beside a model that samples, or many for a call that waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
 
 
 class HeldWorkers:
-    """Workers at low priority, for one device at a time. Not thread-safe.
+    """Workers for one device at a time. Not thread-safe.
 
     device: of the workers that are held. only_idle: they have no room beside a model that samples, so they have to go
     when a prompt begins.
@@ -49,6 +49,11 @@ class HeldWorkers:
             count, only_idle = self._counts[device]
             self._held.enter_context(self._pool.in_use(count, device, low=True))
             self.device, self.only_idle = device, only_idle
+
+    def hold_for(self, count: int, device: torch.device, has_room: bool) -> None:
+        """Start so many for a call that waits, at usual priority. has_room: see `WorkerPool.in_use`. Raises OSError."""
+        self._held.enter_context(self._pool.in_use(count, device, has_room))
+        self.device, self.only_idle = device, False
 
     def let_go(self) -> None:
         """They end when they were idle for a while; at once where they have no room beside a model that samples."""

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -107,9 +107,6 @@ class WorkerPool:
     """
 
     def __init__(self) -> None:
-        # By the key of a region: jobs that were submitted before a call came to it, with the number of the module that
-        # will need it.
-        self._early: dict[str, tuple[int, dict[str, Any], Compiled]] = {}
         self._process: WorkerProcess | None = None
         self._lock = threading.RLock()
 
@@ -137,7 +134,7 @@ class WorkerPool:
         """
         with self._lock:
             process = self.start(low)
-            if process.device not in (None, device) and not process.is_busy:
+            if process.device is not None and (process.device, process.low) != (device, low) and not process.is_busy:
                 self.close()
                 process = self.start(low)
             process.start_children(count if has_room else max(min(count, _fitting_on(device)), 1), device, low)
@@ -148,37 +145,15 @@ class WorkerPool:
             with self._lock:
                 process.users -= 1
 
-    def submit(self, job: Job, owner: int | None = None) -> Compiled:
-        """Have a job done while they are `in_use`. The future raises NotCompiledError if no worker compiles it.
-
-        owner: the number of a module that will want the result later, with `early`.
-        """
+    def submit(self, job: Job) -> Compiled:
+        """Have a job done while they are `in_use`. The future raises NotCompiledError if no worker compiles it."""
         with self._lock:
             if self._process is None:
                 raise NotCompiledError("no process that compiles was started")
-            future = self._process.submit(job)
-            if owner is not None:
-                self._early[job.key] = (owner, job.settings, future)
-            return future
-
-    def early(self, key: str, settings: dict[str, Any]) -> Compiled | None:
-        """The early job of a region under equal settings, if there is one that did not fail."""
-        with self._lock:
-            _, under, future = self._early.get(key, (0, None, None))
-            failed = future is not None and future.done() and future.exception() is not None
-            return future if under == settings and not failed else None
-
-    def has_early_for(self, owner: int) -> bool:
-        with self._lock:
-            return any(each == owner for each, *_ in self._early.values())
-
-    def forget(self, owner: int) -> None:
-        """The module is gone, or its first call was answered: it needs no early job any more."""
-        with self._lock:  # a module that was garbage collected is forgotten by another thread
-            self._early = {key: early for key, early in self._early.items() if early[0] != owner}
+            return self._process.submit(job)
 
     def end_unless_busy(self) -> None:
-        """End the processes now, for the memory that they hold, unless they have jobs for a later call."""
+        """End the processes now, for the memory that they hold, unless they have jobs."""
         with self._lock:
             if self._process is not None and not self._process.is_busy:
                 self.close()

@@ -77,6 +77,7 @@ class WorkerProcess:
         self._heard = time.monotonic()  # when it last got a job or gave a result
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.device: torch.device | None = None  # of its children
+        self.low = low
         self._error: NotCompiledError | None = None  # for its jobs, once it ends
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -95,7 +96,7 @@ class WorkerProcess:
         """Once; later calls do nothing. low: at low priority."""
         self._heard = time.monotonic()
         if self.device is None:
-            self.device = device
+            self.device, self.low = device, low
             self._messages.put((count, str(device), low))
 
     def submit(self, job: Job) -> Compiled:

@@ -18,12 +18,13 @@ AT_SIZES = 2
 
 @dataclass(eq=False)
 class Wanted:
-    """A call that left a region. settings: see `settings_for`, as it ran. way: the number of its next one in WAYS.
-    was_killed: a worker ended while it had the region.
+    """A call that left a region. settings: see `settings_for`, as it ran. weights: how many the block has. way: the
+    number of its next one in WAYS. was_killed: a worker ended while it had the region.
     """
 
     call: RegionCall
     settings: dict[str, Any]
+    weights: int
     way: int = 0
     was_killed: bool = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, in_region_format
-from .region import AUTOCAST, WRITES_TO_COPY, MadeLater, Region, RegionCall, for_later, region_key, replaced
+from .region import AUTOCAST, WRITES_TO_COPY, MadeLater, Region, RegionCall, region_key, replaced
 from .table import RegionTable, why_failed
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,6 @@ class RegionBinding:
     bypass: gets the reason each time an original runs in place of compiled code.
     """
 
-    weights_on: torch.device | None = None  # where the weights of a call have to be; None: where its inputs are
-
     def __init__(
         self,
         table: RegionTable,
@@ -74,7 +72,6 @@ class RegionBinding:
         self._policy = config.attribute_policy
         self._reaches = ReachCache(config.management_modules)
         self._torch_flags: tuple[Component, ...] = ()
-        self._streams = False
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._memo = Memo()
         self._reach_of: dict[frozenset[type], CodeReach] = {}  # of one survey: nothing is exchanged meanwhile
@@ -84,10 +81,8 @@ class RegionBinding:
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
         self.was_reached = False  # the current call came to a region, with or without compiled code
-        self._behind: MadeLater | None = None  # of the current call
+        self._queue: MadeLater | None = None  # of the current call
         self.waits = False  # the current call ran originals whose code will come
-        self._missing: dict[str, RegionCall] | None = None  # by key of a region, in `postponing_compiles`
-        self._on_first_missing: Callable[[], None] = lambda: None
         # Of one call of the module. To find the store, all settings of the environment are read: milliseconds.
         self._stores: dict[torch.device, ArtifactStore | None] = {}
         self._failed: dict[tuple[str, Shapes], BypassReason] = {}
@@ -131,34 +126,16 @@ class RegionBinding:
         self,
         progress: Progress,
         torch_flags: tuple[Component, ...],
-        streams: bool = False,
-        behind: MadeLater | None = None,
+        queue: MadeLater | None = None,
     ) -> None:
-        """A call of the module starts. torch_flags: what torch computes under. streams: see `Weights`. behind: compiles
-        what is missing, while originals run; None: the call compiles it.
+        """A call of the module starts. torch_flags: what torch computes under. queue: gets what is missing,
+        while originals run; None: the call compiles it.
         """
-        self._progress, self._torch_flags, self._streams = progress, torch_flags, streams
-        self._behind = behind
+        self._progress, self._torch_flags = progress, torch_flags
+        self._queue = queue
         self.was_reached = self.waits = False
         self._stores.clear()
         self._failed.clear()
-
-    @contextlib.contextmanager
-    def postponing_compiles(self, on_first: Callable[[], None]) -> Iterator[dict[str, RegionCall]]:
-        """Inside, a region without compiled code runs its original instead of being compiled.
-
-        Yields a dict that collects these regions by key, each with its first call, whose tensors have no contents: the
-        inputs of all regions together do not fit into memory. `on_first` is called when the first one is found.
-        """
-        calls = self._stats.counters.region_calls
-        self._missing, self._on_first_missing = {}, on_first
-        missing = self._missing
-        try:
-            yield missing
-        finally:
-            self._missing, self._on_first_missing = None, lambda: None  # it holds the call, and so the module
-        if missing:  # the module is called again, and only the regions of that call count
-            self._stats.counters.region_calls = calls
 
     @property
     def compiled_count(self) -> tuple[int, int]:
@@ -239,8 +216,7 @@ class RegionBinding:
             return AUTOCAST
         form = (dtype, weight_forms(bound.slots), *[(weight.dtype, weight.device) for weight in weights])
         if form not in bound.cast_patterns:
-            weights_on = self.weights_on or device
-            bound.cast_patterns[form] = cast_pattern(bound.casting, bound.slots, dtype, weights_on, self._policy)
+            bound.cast_patterns[form] = cast_pattern(bound.casting, bound.slots, dtype, device, self._policy)
         pattern = bound.cast_patterns[form]
         if isinstance(pattern, BypassReason):
             return pattern
@@ -256,8 +232,8 @@ class RegionBinding:
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> CompiledRegion | BypassReason | None:
         """Code for sizes that were not met before, or why there is none; None if the region is to be compiled later."""
-        behind = self._behind
-        if behind is not None and behind.has(region):
+        queue = self._queue
+        if queue is not None and queue.has(region):
             self.waits = True
             return None
         call = self._call(region, site, weights, inputs)
@@ -265,26 +241,23 @@ class RegionBinding:
         if failed is not None:
             return failed
         try:
-            found = self._table.resolve(call, self._missing is not None, behind is not None)
-            if behind is not None:
-                behind.note(call, found)
+            found = self._table.resolve(call, queue is not None)
+            if queue is not None:
+                queue.note(call, found)
                 self.waits = self.waits or found is None
         except Exception as error:  # noqa: BLE001 (`why_failed` raises what has to be raised)
             found = self._failed[region.key, call.shapes] = why_failed(call, error, self._out_of_memory_is_final)
-        if found is None and self._missing is not None and region.key not in self._missing:
-            if not self._missing:
-                self._on_first_missing()
-            self._missing[region.key] = for_later(call)
         return found
 
     def _call(
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> RegionCall:
         store = self._store(inputs[0].device)
-        about = (self._stats, self._progress, self._announce, self._verify, store, self._streams)
+        about = (self._stats, self._progress, self.announce, self._verify, store)
         return RegionCall(region, site, weights, inputs, *about)
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Show how many regions of the module are compiled."""
         done, total = self.compiled_count
         kinds = Counter(kind for kind, _ in self._distinct) | self._expected_kinds
         kinds -= Counter(region.label for region in list(self._regions.values()) if region.is_ready)

@@ -17,13 +17,15 @@ from ....stats import Stats
 from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from ....torch_facts.flags import without_attention
 from ....torch_facts.out_of_memory import is_out_of_memory
-from ..compile.artifacts import unpack
+from ..compile.artifacts import measured, unpack
 from ..compile.compiled_region import CompiledRegion
 from ..compile.shape_guards import Verdict
 from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, static_sizes, trace
 from .numerics_check import difference_from_original
 
 logger = logging.getLogger(__name__)
+
+_UNVERIFIED = "unverified"  # in `Artifact.about`: no call compared the code yet
 
 # A trace has no autocast in it, and compiled code casts nothing.
 AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run eagerly inside it")
@@ -59,6 +61,17 @@ def replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
     return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run eagerly")
 
 
+@dataclass(frozen=True, eq=False)
+class _Unverified:
+    """What to do once code was compared. artifact: makes what is stored then. stored: the name of what is stored until
+    then, empty if nothing is. is_loaded: an earlier process compiled it.
+    """
+
+    artifact: Callable[[], Artifact]
+    stored: str = ""
+    is_loaded: bool = False
+
+
 @dataclass(eq=False)
 class Region:
     """The compiled code that all sites of one `region_key` share, and the sizes at which there is none.
@@ -68,7 +81,7 @@ class Region:
     by_shapes: what runs at the shapes that were met: compiled code, or the original for a reason.
     failures: by static sizes: compiling failed, and is not tried again for any size of these.
     stored: names of the artifacts that were loaded from the store or saved to it.
-    unverified: compiled code that no comparison has confirmed yet, with the function that makes its artifact.
+    unverified: compiled code that no comparison has confirmed yet.
     """
 
     key: str
@@ -77,17 +90,36 @@ class Region:
     by_shapes: dict[Shapes, CompiledRegion | BypassReason] = field(default_factory=dict)
     failures: dict[Shapes, BypassReason] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
-    unverified: dict[CompiledRegion, Callable[[], Artifact]] = field(default_factory=dict)
+    unverified: dict[CompiledRegion, _Unverified] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
-        """It has compiled code whose results were compared, or that was loaded: so a user's count has it."""
+        """It has compiled code whose results were compared, now or before it was stored: so a user's count has it."""
         return any(compiled not in self.unverified for compiled in list(self.compiled))
 
     def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
         """Add new code. `may_run` compares it before its first use, and stores its artifact if it is right."""
         self.compiled.append(compiled)
-        self.unverified[compiled] = artifact
+        self.unverified[compiled] = _Unverified(artifact)
+
+    def add_made(self, artifact: Artifact, store: ArtifactStore | None) -> None:
+        """Add what a worker made. It is stored at once, marked, since this process may end before a call compares it.
+        Raises what `unpack` raises.
+        """
+        compiled, marked = unpack(artifact), replace(artifact, about={**artifact.about, _UNVERIFIED: True})
+        if store is not None:
+            self.keep(store, lambda: marked)
+        self._add_unverified(compiled, artifact, marked.name if marked.name in self.stored else "")
+
+    def _add_unverified(
+        self, compiled: CompiledRegion, artifact: Artifact, stored: str, is_loaded: bool = False
+    ) -> None:
+        # The worker's artifact: what `unpack` made of it no longer has its shared libraries.
+        about = {name: value for name, value in artifact.about.items() if name != _UNVERIFIED}
+        self.compiled.append(compiled)
+        self.unverified[compiled] = _Unverified(
+            lambda: replace(artifact, about={**about, **measured(compiled)}), stored, is_loaded
+        )
 
     def load(self, store: ArtifactStore) -> int:
         """Load the artifacts that are in the store and not in memory. Returns how many; discards invalid ones."""
@@ -95,7 +127,11 @@ class Region:
         try:
             for artifact in store.load(self.key, frozenset(self.stored)):
                 try:
-                    self.compiled.append(unpack(artifact))
+                    compiled = unpack(artifact)
+                    if _UNVERIFIED in artifact.about:
+                        self._add_unverified(compiled, artifact, artifact.name, is_loaded=True)
+                    else:
+                        self.compiled.append(compiled)
                     loaded += 1
                 except InvalidArtifactError as error:
                     store.discard(artifact.name, str(error))
@@ -132,7 +168,6 @@ class RegionCall:
     tensors: the inputs, in `region_format`.
     announce: shows how many regions of the module are compiled; called when a compile begins and when it ended.
     verify: whether to compare results even where the guards allow the sizes.
-    streams: the weights are on the device only while the block runs. traced: then its trace, for who compiles it later.
     """
 
     region: Region
@@ -144,8 +179,6 @@ class RegionCall:
     announce: Callable[[], None]
     verify: bool = False
     store: ArtifactStore | None = None
-    streams: bool = False
-    traced: Trace | None = None
 
     @property
     def shapes(self) -> Shapes:
@@ -175,7 +208,7 @@ class RegionCall:
 
 
 class MadeLater(Protocol):
-    """Makes code while calls run originals: `CompilesBehind`."""
+    """Makes code while calls run originals: `CompileQueue`."""
 
     def has(self, region: Region) -> bool:
         """The region's code is being made."""
@@ -186,31 +219,17 @@ class MadeLater(Protocol):
         ...
 
 
-def for_later(call: RegionCall) -> RegionCall:
-    """The same call with tensors of equal shape, dtype and device that take no memory, except for integers: an index
-    has to stay within its table.
-
-    Weights that stream are gone later, so the call is traced now. Raises what cancels.
+def without_contents(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of equal shape, dtype and device that take no memory, except for integers: an index has to stay within
+    its table.
     """
-    tensors = [each.clone() if is_integer(each) else _without_contents(each) for each in call.tensors]
-    if not call.streams:
-        return replace(call, tensors=tensors)
-    traced = None
-    try:
-        traced = trace_of(call)
-    except call.progress.cancellations:
-        raise
-    except Exception as error:
-        logger.debug("Resolute: %s is traced when a call comes to it", call.site.kind, exc_info=error)
-    return replace(call, tensors=tensors, weights=list(map(_without_contents, call.weights)), traced=traced)
+    return [
+        each.clone() if is_integer(each) else each.new_empty((1,) * each.ndim).expand(each.shape) for each in tensors
+    ]
 
 
 def is_integer(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-
-
-def _without_contents(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty((1,) * tensor.ndim).expand(tensor.shape)
 
 
 def trace_of(call: RegionCall, hints: dict[str, int] | None = None, oblivious: bool = True) -> Trace:
@@ -221,25 +240,26 @@ def trace_of(call: RegionCall, hints: dict[str, int] | None = None, oblivious: b
     return trace(site.function, site.module, call.tensors, site.dims, hints, oblivious, site.without, site.attends)
 
 
-def may_run(call: RegionCall, compiled: CompiledRegion, compared: bool = False) -> bool:
+def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
     """Decide if compiled code of the call's region may run at the call's sizes. New code is then stored, else dropped.
-
-    compared: its results were compared with the original's already, at other sizes.
 
     Raises torch's OutOfMemoryError where there is no memory to compare, and whatever cancels. The code then stays
     unverified, and the next call compares it.
     """
     region = call.region
-    artifact = region.unverified.get(compiled)
-    allowed = _allowed(call, compiled, call.verify or (artifact is not None and not compared))
-    if artifact is not None:
-        del region.unverified[compiled]
-        if allowed:
-            call.stats.counters.region_compiles += 1
-            if call.store is not None:
-                region.keep(call.store, artifact)
-        else:
-            region.compiled.remove(compiled)
+    unverified = region.unverified.get(compiled)
+    allowed = _allowed(call, compiled, call.verify or unverified is not None)
+    if unverified is None:
+        return allowed
+    del region.unverified[compiled]
+    if allowed:
+        call.stats.counters.region_compiles += not unverified.is_loaded
+        if call.store is not None:
+            region.keep(call.store, unverified.artifact)
+    else:
+        region.compiled.remove(compiled)
+    if call.store is not None and unverified.stored:
+        call.store.remove(unverified.stored)
     return allowed
 
 

@@ -49,14 +49,11 @@ class RegionTable:
             region = self._regions.setdefault(key, Region(key, ""))
             return 0 if region.compiled else region.load(store)
 
-    def resolve(
-        self, call: RegionCall, postpone: bool = False, behind: bool = False
-    ) -> CompiledRegion | BypassReason | None:
+    def resolve(self, call: RegionCall, is_queued: bool = False) -> CompiledRegion | BypassReason | None:
         """Find code for the call's sizes in memory or in the store, or compile it. Returns the code, or the reason for
         which the original runs.
 
-        postpone: return None for a region that has no compiled code at all, instead of compiling it.
-        behind: return None for a region that has none for these sizes.
+        is_queued: return None instead of compiling, as the queue does that.
 
         Raises torch's OutOfMemoryError, and whatever cancels.
         """
@@ -76,7 +73,7 @@ class RegionTable:
                 return region.by_shapes.setdefault(shapes, region.failures[call.static])
             if len(region.compiled) >= _MOST_COMPILED:
                 return _refuse(region, shapes, f"{region.label} was compiled {_MOST_COMPILED} times already")
-            if behind or (postpone and not region.compiled):
+            if is_queued:
                 return None
             return region.by_shapes.setdefault(shapes, _compile_or_explain(call))
 

@@ -18,9 +18,10 @@ import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import behind as behinds
-from compile_cache.backends.inductor.parallel import held_workers
+from compile_cache.backends.inductor.parallel import compile_queue, held_workers
 from compile_cache.backends.inductor.parallel import job as jobs
 from compile_cache.backends.inductor.parallel.behind import CompilesBehind
+from compile_cache.backends.inductor.parallel.compile_queue import CompileQueue
 from compile_cache.backends.inductor.parallel.process import Compiled, HungError, KilledError, NotCompiledError
 from compile_cache.backends.inductor.parallel.wanted import Wanted
 from compile_cache.backends.inductor.regions import region
@@ -73,8 +74,8 @@ class Behind(Rig):
     def __init__(self, **config: Any) -> None:
         super().__init__(InductorBackend(), compile="behind", workers=2, **config)
         self.workers, self.now = Workers(), 100.0
-        self.queue = CompilesBehind(self.backend.table, self.workers, lambda: self.now)  # type: ignore[attr-defined, arg-type]
-        self.backend._behind = self.queue  # type: ignore[attr-defined]
+        self.queue = CompileQueue(self.backend.table, self.workers, lambda: self.now)  # type: ignore[attr-defined, arg-type]
+        self.behind = self.backend._behind = CompilesBehind(self.queue)  # type: ignore[attr-defined]
 
     def call(self, bound: Bound, *tensors: torch.Tensor, seconds: float = 100.0, **changes: Any) -> float:
         """The relative error of a call that takes so long by the rig's clock."""
@@ -95,7 +96,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
     monkeypatch.setattr(behinds, "_IDLE_SECONDS", float("inf"))
     made = Behind()
     yield made
-    made.queue._end()
+    made.behind._end()
 
 
 def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -> None:
@@ -121,21 +122,21 @@ def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -
         assert rig.call(bound, *inputs(3, 9, 10, 5)) <= TOLERANCE
 
 
-def test_calls_pay_for_a_tenth_of_their_time_and_what_is_left_waits(
+def test_calls_pay_for_a_share_of_their_time_and_what_is_left_waits(
     rig: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = rig.bind(seeded(Model))
     rig.call(bound, *inputs())
-    traced = behinds._job
+    traced = compile_queue._job
 
     def slow(wanted: Any) -> jobs.Job:
         rig.now += 1.0
         return traced(wanted)
 
-    monkeypatch.setattr(behinds, "_job", slow)
+    monkeypatch.setattr(compile_queue, "_job", slow)
     submitted = []
     for _ in range(5):
-        rig.call(bound, *inputs(), seconds=5)
+        rig.call(bound, *inputs(), seconds=10)
         submitted.append(len(rig.workers.jobs))
     assert submitted == [0, 1, 1, 2, 2]
 
@@ -144,7 +145,7 @@ def test_while_nothing_runs_work_goes_on_without_a_call(monkeypatch: pytest.Monk
     monkeypatch.setattr(behinds, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(behinds, "_SHARE", 0.0)
     rig = Behind()
-    rig.queue._clock = time.monotonic
+    rig.behind._clock = time.monotonic
     bound = rig.bind(seeded(Block))
     rig.call(bound, tokens())
     ends = time.monotonic() + 60
@@ -155,7 +156,7 @@ def test_while_nothing_runs_work_goes_on_without_a_call(monkeypatch: pytest.Monk
         time.sleep(0.01)
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert rig.call(bound, tokens()) <= TOLERANCE
-    rig.queue._end()
+    rig.behind._end()
 
 
 def test_code_that_cannot_be_made_is_tried_another_way(rig: Behind) -> None:
@@ -192,7 +193,7 @@ def test_a_block_that_cannot_be_copied_or_traced_runs_eagerly_and_says_why(
     def refuse(given: Any, *more: Any) -> Any:
         raise ValueError(f"not with {type(given).__name__}")
 
-    monkeypatch.setattr(behinds, what, refuse)
+    monkeypatch.setattr(compile_queue, what, refuse)
     bound = rig.bind(seeded(Block))
     for _ in range(5):
         assert rig.call(bound, tokens()) == 0
@@ -215,7 +216,7 @@ def test_without_workers_or_after_a_fault_of_ours_a_later_call_compiles_what_it_
     calls = 1 if where == "in_use" else 2  # the first one that does anything
     for _ in range(calls):
         assert rig.call(bound, tokens()) == 0
-    assert (rig.queue._is_unable, rig.queue.left) == (True, 0)
+    assert (rig.queue.is_unable, rig.queue.left) == (True, 0)
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert rig.call(bound, tokens()) <= TOLERANCE
 
@@ -226,8 +227,10 @@ def test_code_that_is_wrong_at_a_calls_sizes_is_made_for_these(rig: Behind, monk
     rig.workers.finish()
     rig.call(bound, tokens())
     hints: list[Any] = []
-    traced = behinds.trace_of
-    monkeypatch.setattr(behinds, "trace_of", lambda call, *given: (hints.append(given[0]), traced(call, *given))[1])
+    traced = compile_queue.trace_of
+    monkeypatch.setattr(
+        compile_queue, "trace_of", lambda call, *given: (hints.append(given[0]), traced(call, *given))[1]
+    )
     monkeypatch.setattr(region, "difference_from_original", lambda *given: "other numbers")
     with rig.expect(eager_calls=1, verifications=1):
         assert rig.call(bound, tokens()) == 0
@@ -274,7 +277,7 @@ def test_work_for_a_second_device_waits_until_the_workers_of_the_first_are_done(
     of_kind = {"Convolution": first, "Attention": second}
     monkeypatch.setattr(Wanted, "device", property(lambda wanted: of_kind[wanted.call.region.label]))
     for device in of_kind.values():
-        rig.queue._held.plan(2, device, anew=True)
+        rig.queue.held.plan(2, device, anew=True)
     bound = rig.bind(seeded(Model))
     rig.call(bound, *inputs(), seconds=0)
     for device in of_kind.values():
@@ -316,7 +319,7 @@ def test_on_a_card_without_room_a_worker_is_there_only_while_nothing_samples(
     has_room = True
     wait_for(lambda: len(rig.workers.jobs) == 2)
     assert (rig.workers.users, rig.workers.ended) == (1, 0)
-    with rig.queue.lock if sees == "call" else contextlib.nullcontext():  # the thread can do nothing
+    with rig.behind.lock if sees == "call" else contextlib.nullcontext():  # the thread can do nothing
         prompts.runs = True
         if sees == "call":
             rig.call(bound, *inputs(), progress=prompts)
@@ -330,7 +333,7 @@ def test_on_a_card_without_room_a_worker_is_there_only_while_nothing_samples(
     wait_for(lambda: rig.workers.ended == 2)
     with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
         assert rig.call(bound, *inputs(), progress=prompts) <= TOLERANCE
-    rig.queue._end()
+    rig.behind._end()
 
 
 def test_a_cancel_and_a_second_model_change_nothing_of_what_waits(rig: Behind) -> None:
@@ -366,7 +369,7 @@ def test_a_lack_of_memory_for_a_copy_is_no_reason_to_run_eagerly(rig: Behind, mo
 
     bound = rig.bind(seeded(Block))
     with monkeypatch.context() as patch:
-        patch.setattr(behinds, "skeleton_of", refuse)
+        patch.setattr(compile_queue, "skeleton_of", refuse)
         assert rig.call(bound, tokens()) == 0
         assert rig.queue.left == 0
     rig.leave(bound, tokens())
@@ -427,7 +430,7 @@ def test_a_call_for_which_nothing_came_runs_without_hooks(rig: Behind) -> None:
 STOPS = """
 from tests.contract.backends.inductor.parallel.test_behind import Behind, Model, inputs, seeded, time
 rig = Behind()
-rig.queue._clock = time.monotonic
+rig.behind._clock = time.monotonic
 rig.call(rig.bind(seeded(Model)), *inputs(), seconds=0)
 print(rig.queue.left)
 """
@@ -447,7 +450,7 @@ worker.__file__ = sys.argv[1]
 Path(sys.argv[1]).write_text("import os, time; os.close(2); time.sleep(600)")
 rig = Rig(InductorBackend(), compile="behind", workers=2)
 rig.bind(seeded(Model))(*inputs(), is_behind=True)
-print(rig.backend._behind.left, rig.backend.workers._process._process.pid)
+print(rig.backend._behind.queue.left, rig.backend.workers._process._process.pid)
 """
 
 

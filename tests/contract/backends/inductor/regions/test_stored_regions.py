@@ -155,7 +155,7 @@ def test_an_artifact_that_does_not_load_is_removed_and_compiled_again(
 ) -> None:
     store = store_of(copied)
     for artifact in everything(store):
-        store._remove(artifact.name)
+        store.remove(artifact.name)
         store.save(replace(artifact, payload=b"no zip at all"))
     rig = process(copied)
     with (
@@ -219,7 +219,7 @@ def test_a_setting_that_changes_in_between_is_another_environment_at_once(copied
 def test_an_artifact_with_a_foreign_description_is_refused(copied: Path, damage: dict[str, Any]) -> None:
     store = store_of(copied)
     for artifact in everything(store):
-        store._remove(artifact.name)
+        store.remove(artifact.name)
         store.save(replace(artifact, about={**artifact.about, **damage}))
     rig = process(copied)
     with rig.expect(region_compiles=ANY, region_loads=ANY, region_calls=4, graph_calls=1, verifications=ANY):

@@ -1,4 +1,4 @@
-"""Regions that worker processes compile in parallel: the same artifacts, the same counters."""
+"""Calls that wait for what worker processes compile: the same artifacts, the same counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from compile_cache.attention import chooser
 from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import parallel_compile, process, worker
+from compile_cache.backends.inductor.parallel import process, worker
 from compile_cache.backends.inductor.parallel.process import Compiled, NotCompiledError
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
@@ -127,7 +127,7 @@ def test_blocks_with_operators_that_are_not_torchs_are_compiled_by_workers(
         assert relative_error(found, expected) <= TOLERANCE
     counted = one.cache.stats.counters
     assert (counted.region_compiles, counted.compile_failures, counted.region_calls) == (2, 0, 2)
-    assert [event.text for event in one.cache.stats.events if event.kind == "trace"] == ["2 regions"]
+    assert len([event for event in one.cache.stats.events if event.kind == "trace"]) == 2
 
 
 def test_what_a_worker_cannot_compile_is_compiled_by_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_where_no_process_can_be_started_the_call_compiles(
 def test_without_memory_to_compare_the_call_compares_and_then_stores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, errors = region.difference_from_original, [torch.cuda.OutOfMemoryError("out of memory") for _ in range(2)]
+    real, errors = region.difference_from_original, [torch.cuda.OutOfMemoryError("out of memory")]
 
     def difference(*args: Any) -> str | None:
         if errors:
@@ -164,7 +164,7 @@ def test_without_memory_to_compare_the_call_compares_and_then_stores(
 
     monkeypatch.setattr(region, "difference_from_original", difference)
     one = rig(store_folder=tmp_path, source="one")
-    with one.expect(region_compiles=2, verifications=4, region_calls=4, graph_calls=1):
+    with one.expect(region_compiles=2, verifications=3, region_calls=4, graph_calls=1):
         assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
     two = Rig(InductorBackend(), store_folder=tmp_path, source="one", workers=0)
     with two.expect(region_loads=2, region_calls=4, graph_calls=1):
@@ -227,13 +227,11 @@ class Pretended:
 
     running = False
 
-    def early(self, key: str, settings: Any) -> None: ...
-
-    def in_use(self, count: int, device: torch.device, has_room: bool = False) -> Any:
+    def in_use(self, count: int, device: torch.device, has_room: bool = False, low: bool = False) -> Any:
         self.running = True
         return contextlib.nullcontext()
 
-    def submit(self, job: Any, owner: int | None = None) -> Any:
+    def submit(self, job: Any) -> Any:
         nothing: Compiled = Future()
         nothing.set_exception(NotCompiledError("they only pretend"))
         return nothing
@@ -249,7 +247,7 @@ def pretending() -> Any:
 
 
 def looking_for_missing(bound: Any) -> bool:
-    return bound.program._regions._missing is not None
+    return bound.program._regions._queue is not None
 
 
 def test_if_they_hold_the_memory_they_end_and_the_call_runs_again() -> None:
@@ -336,16 +334,15 @@ def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pyt
     def look() -> None:
         alone.append(not lock.acquire(blocking=False))
 
-    for module in (parallel_compile, region):
-        real = module.unpack
+    real = region.unpack
 
-        def unpack(artifact: Any, real: Any = real) -> Any:
-            other = threading.Thread(target=look)
-            other.start()
-            other.join()
-            return real(artifact)
+    def unpack(artifact: Any) -> Any:
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        return real(artifact)
 
-        monkeypatch.setattr(module, "unpack", unpack)
+    monkeypatch.setattr(region, "unpack", unpack)
     one.bind(seeded(Model))(*inputs())
     assert alone == [True, True]
 
@@ -383,7 +380,6 @@ def test_cancel_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 def test_workers_stay_for_the_next_model_and_end_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "IDLE_SECONDS", 10.0)
-    monkeypatch.setattr(parallel_compile, "_FEWEST", 1)
     one = rig()
     one.bind(seeded(Model))(*inputs())
     first = started_by(one)

@@ -1,0 +1,231 @@
+"""The queue of regions that have no code. Calls run originals in their place, and leave them here.
+
+A call leaves a copy of each such block without its weights. This process traces the copies and workers compile them,
+which `behind` does for calls that wait for nothing, and `awaited` for those that wait. The next call that comes to a
+region compares its code with the original, and runs it from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from ....attribute_policy import ModuleAttributePolicy
+from ....config import CacheConfig
+from ....errors import BypassReason, first_line
+from ....regions.site import SilentProgress
+from ....regions.skeleton import skeleton_of
+from ....stats import Stats
+from ....torch_facts.out_of_memory import is_out_of_memory
+from ..compile.compiled_region import CompiledRegion
+from ..compile.tracing import Shapes
+from ..regions.region import MadeLater, Region, RegionCall, trace_of, without_contents
+from ..regions.table import RegionTable
+from .held_workers import HeldWorkers
+from .job import Job, job_of, settings_for
+from .pool import WorkerPool
+from .process import Compiled, HungError, KilledError, NotCompiledError
+from .wanted import AT_SIZES, WAYS, Wanted
+
+logger = logging.getLogger(__name__)
+
+_FIRST_TRACE = 1.0  # seconds: it imports, and later ones take a quarter of it
+
+
+class Waiter(Protocol):
+    """A call that waits for what it leaves."""
+
+    def leaves(self, key: str, device: torch.device) -> None:
+        """It left the region with this key."""
+        ...
+
+    def has_left(self, key: str) -> bool: ...
+
+
+class CompileQueue(MadeLater):
+    """The regions of all models that calls left, and those in the workers. Not thread-safe.
+
+    waiting, jobs: by the key of a region. changes: how much code came, or was given up. trace_seconds: about what the
+    next trace takes. waiter: the current call, if it waits; on_left: called when another call left a region.
+    """
+
+    def __init__(self, table: RegionTable, workers: WorkerPool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.table, self.workers, self.clock = table, workers, clock
+        self.waiting: dict[str, Wanted] = {}
+        self.jobs: dict[str, tuple[Compiled, Wanted]] = {}
+        self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
+        self.held, self.is_unable = HeldWorkers(workers, clock), False
+        self.stats, self.changes, self.trace_seconds = Stats(), 0, _FIRST_TRACE
+        self.waiter: Waiter | None = None
+        self.on_left: Callable[[], None] = lambda: None
+        self._config = CacheConfig()
+        self._settings: dict[torch.device, dict[str, Any]] = {}  # of the current call: to read them takes milliseconds
+
+    def begin(self, config: CacheConfig) -> None:
+        """A call begins."""
+        self._config, self._settings = config, {}
+
+    @property
+    def left(self) -> int:
+        """How many regions wait, or are with the workers."""
+        return len(self.waiting) + len(self.jobs)
+
+    @property
+    def _where(self) -> str:
+        """Added to the texts of events."""
+        return " behind the picture" if self.waiter is None else ""
+
+    def has(self, region: Region) -> bool:
+        return region.key in self.waiting or region.key in self.jobs
+
+    def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
+        """See `MadeLater`."""
+        if found is not None:
+            self._next_ways.pop((call.region.key, call.static), None)
+            return
+        self.stats, device = call.stats, call.tensors[0].device
+        if self.is_unable or not self._may_have_workers(call.region.key, device):
+            return
+        try:
+            if device not in self._settings:
+                self._settings[device] = settings_for(device)
+            copied = _without_model(call, self._config.attribute_policy)
+        except Exception as error:  # noqa: BLE001 (a class's own code may copy badly; the block runs eagerly, and says why)
+            if not is_out_of_memory(error):  # the next call leaves it again
+                self._give_up(call, error)
+            return
+        wanted = Wanted(copied, self._settings[device], len(call.weights))
+        wanted.way = self._next_ways.pop(wanted.key, 0)
+        self.waiting[call.region.key] = wanted
+        if self.waiter is None:
+            self.on_left()
+
+    def _may_have_workers(self, key: str, device: torch.device) -> bool:
+        """Start workers for a region that is left, since that takes seconds, unless they have to wait for memory."""
+        if self.waiter is not None:
+            self.waiter.leaves(key, device)
+            return True
+        try:
+            if not self.left and not self.held.plan(self._config.workers, device, anew=True):
+                return False
+            if self.held.may_serve(device, is_idle=False):
+                self.held.hold(device)
+        except OSError as error:
+            self._stop(error)
+        return not self.is_unable
+
+    def _stop(self, error: Exception) -> None:
+        """Have calls wait for their compiles from now on, as without this."""
+        logger.warning("Resolute: calls wait for compiles from now on: %s", first_line(error))
+        logger.debug("Resolute: why", exc_info=error)
+        self.is_unable = True
+        self.waiting.clear()
+        self.jobs.clear()
+        self.held.let_go()
+
+    def take_back(self) -> None:
+        """What the workers have waits again, and they are let go."""
+        for key in [key for key, (result, _) in self.jobs.items() if not result.done()]:
+            self.waiting[key] = self.jobs.pop(key)[1]
+        self.held.let_go()
+
+    def do_one(self, is_idle: bool = False) -> bool:
+        """Add code that came, or trace a region. is_idle: no prompt runs. Returns False if there was nothing to do."""
+        try:
+            return self._do_next(is_idle)
+        except Exception as error:  # noqa: BLE001 (no fault of ours costs a prompt, or ends the thread)
+            self._stop(error)
+            return False
+
+    def _do_next(self, is_idle: bool) -> bool:
+        if self.held.are_paused:
+            return False
+        for key, (result, wanted) in self.jobs.items():
+            if result.done():
+                del self.jobs[key]
+                self._take(wanted, result)
+                break
+        else:
+            key = next((key for key, each in self.waiting.items() if self.held.may_serve(each.device, is_idle)), "")
+            if key:
+                self._trace(self.waiting.pop(key))
+        left = [*self.waiting.values(), *[wanted for _, wanted in self.jobs.values()]]
+        if all(each.device != self.held.device for each in left):
+            self.held.let_go()  # for what is left of another device
+        return bool(key)
+
+    def _trace(self, wanted: Wanted) -> None:
+        call, started = wanted.call, self.clock()
+        try:
+            with torch.no_grad():
+                job = _job(wanted)
+            self.held.hold(wanted.device)
+            self.jobs[call.region.key] = self.workers.submit(job), wanted
+        except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+            self._failed(wanted, error)
+        seconds = self.clock() - started
+        self.trace_seconds = (self.trace_seconds + seconds) / 2
+        call.stats.event("trace", call.region.label + self._where, seconds)
+
+    def _take(self, wanted: Wanted, result: Compiled) -> None:
+        """Add what a worker made of a region, or have it tried another way."""
+        call = wanted.call
+        try:
+            artifact, seconds = result.result()
+            if artifact.key != call.region.key:
+                raise NotCompiledError("the process that compiles answered with another region")
+            with self.table.lock:
+                call.region.add_made(artifact, call.store)
+        except HungError as error:
+            self._give_up(call, error)
+            return
+        except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+            self._failed(wanted, error)
+            return
+        self.changes += 1
+        self._next_ways[wanted.key] = max(wanted.way + 1, AT_SIZES)
+        call.stats.event("compile", f"{call.region.label} ({call.site.name}){self._where}", seconds)
+        logger.info("Resolute: %s is compiled; %d regions are left", call.region.label, self.left)
+
+    def _failed(self, wanted: Wanted, error: Exception) -> None:
+        is_killed = isinstance(error, KilledError)
+        is_fault = is_killed and wanted.was_killed  # of the code: the system killed it once at most
+        wanted.was_killed = wanted.was_killed or is_killed
+        is_short = is_out_of_memory(error) or not self.workers.running  # a lack of memory ends the workers
+        if not is_fault and (is_killed or is_short):
+            self.waiting[wanted.call.region.key] = wanted
+            if is_short:
+                self.held.pause()
+            return
+        if wanted.goes_another_way():
+            self.waiting[wanted.call.region.key] = wanted
+        elif self.waiter is not None and self.waiter.has_left(wanted.call.region.key):  # it compiles that itself
+            logger.info("Resolute: no worker compiled %s: %s", wanted.call.region.label, first_line(error))
+        else:
+            self._give_up(wanted.call, error)
+
+    def _give_up(self, call: RegionCall, error: Exception) -> None:
+        with self.table.lock:
+            reason = call.fails(f"{call.region.label}: {first_line(error)}")
+        logger.warning("Resolute: %s; it runs eagerly", reason.detail)
+        logger.debug("Resolute: why", exc_info=error)
+        self.changes += 1
+
+
+def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCall:
+    """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
+    site = replace(call.site, module=skeleton_of(call.site.module, policy))
+    kept = replace(call, site=site, weights=(), tensors=without_contents(call.tensors))
+    return replace(kept, progress=SilentProgress(), announce=lambda: None)
+
+
+def _job(wanted: Wanted) -> Job:
+    call = wanted.call
+    is_general, oblivious = WAYS[wanted.way]
+    traced = trace_of(call, wanted.general if is_general else call.sizes, oblivious)
+    return job_of(call.region.key, call.region.label, traced, wanted.settings)
