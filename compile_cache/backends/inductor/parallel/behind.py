@@ -209,7 +209,9 @@ class CompilesBehind(MadeLater):
                 self._take(wanted, result)
                 break
         else:
-            key = next((key for key, each in self._waiting.items() if self._held.may_serve(each.device, is_idle)), "")
+            devices = {each.device for each in self._waiting.values()}
+            served = [device for device in devices if self._held.may_serve(device, is_idle)]
+            key = next((key for key, each in self._waiting.items() if each.device in served), "")
             if key:
                 self._trace(self._waiting.pop(key))
         left = [*self._waiting.values(), *[wanted for _, wanted in self._jobs.values()]]

@@ -307,7 +307,8 @@ def test_only_children_that_compile_behind_the_picture_have_a_low_priority(low: 
     processes = pool.WorkerPool()
     with processes.in_use(1, CPU, low=low):
         program = psutil.Process(processes.start()._process.pid)
-        assert processes.submit(SimpleNamespace()).exception(600) is not None  # type: ignore[arg-type]
+        answer = processes.submit(job.Job("key", "label", b"", (), True, {})).exception(600)
+        assert type(answer) is NotCompiledError, "the child lives"
         (child,) = program.children()
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, child.pid) - own == (worker._NICE if low else 0)
