@@ -115,6 +115,8 @@ class InductorBackend(Backend):
         if self.probe(device.type).available:
             from . import program  # noqa: F401 (imports inductor)
 
+            self.table  # noqa: B018
+
     def _has_nothing_stored(self, device: torch.device, config: CacheConfig) -> bool:
         # `is_new` looks at the folder alone. `_store` needs the environment, and with it inductor's import.
         if config.store_folder is None or ArtifactStore.is_new(config.store_folder):

@@ -60,7 +60,7 @@ class InductorProgram(Program):
         self._epoch: int | None = None
         self._workers, self._behind = workers, behind
         self._config = config
-        self._is_first = True  # no call was answered yet
+        self._is_first = True  # no call was answered yet that had its regions compiled
         self._waited: Waited = None  # the latest call, if it waits for code
 
     @property
@@ -133,7 +133,7 @@ class InductorProgram(Program):
         with installed(self._hooks):
             self._regions.begin(call.progress, call.torch_flags, queue)
             result = self._run_twice(call, behind.queue, count) if count else self._run_regions(call)
-        self._is_first = False
+        self._is_first = self._is_first and is_behind
         return result
 
     def _run_twice(self, call: Call, queue: CompileQueue, count: int) -> Any:

@@ -48,7 +48,7 @@ class CompilesBehind:
             self._thread.start()
 
     def serves(self, call: Call, config: CacheConfig) -> bool:
-        """Say if it compiles what a call lacks. If not, the call waits: for example where no processor is left."""
+        """Say if it compiles what a call lacks. If not, the call waits: for example where one processor is all."""
         if self.queue.held.only_idle:
             self.queue.take_back()  # a prompt begins, and they have no room beside it
         self.queue.begin(config)
@@ -56,13 +56,16 @@ class CompilesBehind:
             return False
         if lost(Loss.WORKERS, Loss.KEEPING):
             return False
-        return self.queue.held.plan(config.workers, call.tensors[0].device)
+        device = call.tensors[0].device
+        return self.queue.held.plan(config.workers, device) and not self.queue.held.lacks_room(device)
 
     def has_nothing_for(self, call: Call, latest: Waited) -> bool:
         """No code came since the module's latest call, which was such a one: it may run without any hook."""
         if self.queue.held.only_idle:
             self.queue.take_back()
-        return call.is_behind and bool(self.queue.left) and latest == (call.key, call.epoch, self.queue.changes)
+        if latest != (call.key, call.epoch, self.queue.changes) or not self.queue.left:
+            return False
+        return call.is_behind and not self.queue.held.lacks_room(call.tensors[0].device)
 
     def advance(self, call: Call, ran_compiled: bool) -> Waited:
         """A call that waits for code has ended: work for as long as there is credit."""

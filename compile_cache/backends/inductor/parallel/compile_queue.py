@@ -151,7 +151,9 @@ class CompileQueue(MadeLater):
                 self._take(wanted, result)
                 break
         else:
-            key = next((key for key, each in self.waiting.items() if self.held.may_serve(each.device, is_idle)), "")
+            devices = {each.device for each in self.waiting.values()}
+            served = [device for device in devices if self.held.may_serve(device, is_idle)]
+            key = next((key for key, each in self.waiting.items() if each.device in served), "")
             if key:
                 self._trace(self.waiting.pop(key))
         left = [*self.waiting.values(), *[wanted for _, wanted in self.jobs.values()]]

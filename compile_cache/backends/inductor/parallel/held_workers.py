@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from .pool import WorkerPool, fits_while_idle, worker_count_behind
 
 _PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
+_PATIENCE_SECONDS = 10.0  # without memory for a single one
 
 
 class HeldWorkers:
@@ -22,6 +24,7 @@ class HeldWorkers:
     def __init__(self, pool: WorkerPool, clock: Callable[[], float]) -> None:
         self._pool, self._clock = pool, clock
         self._counts: dict[torch.device, tuple[int, bool]] = {}  # see `worker_count_behind`
+        self._lacking: dict[torch.device, float] = {}  # since when there is no memory for one
         self._held = contextlib.ExitStack()
         self._paused_until = 0.0
         self.device: torch.device | None = None
@@ -37,11 +40,21 @@ class HeldWorkers:
             self._counts[device] = worker_count_behind(wanted, device)
         return self._counts[device][0] > 0
 
+    def lacks_room(self, device: torch.device) -> bool:
+        """For a while there was no memory for one, though no prompt ran: then calls wait, and weights give it."""
+        return self._clock() - self._lacking.get(device, math.inf) > _PATIENCE_SECONDS
+
     def may_serve(self, device: torch.device, is_idle: bool) -> bool:
         """They are held for the device, or could be now. is_idle: no prompt runs."""
         if self.device is not None or self.are_paused:
             return self.device == device
-        return not self._counts[device][1] or (is_idle and fits_while_idle(device))
+        if not self._counts[device][1]:
+            return True
+        if not is_idle:
+            return False
+        if not (fits := fits_while_idle(device)):
+            self._lacking.setdefault(device, self._clock())
+        return fits
 
     def hold(self, device: torch.device) -> None:
         """Start them, unless they are held. Raises OSError."""
@@ -49,11 +62,13 @@ class HeldWorkers:
             count, only_idle = self._counts[device]
             self._held.enter_context(self._pool.in_use(count, device, low=True))
             self.device, self.only_idle = device, only_idle
+            self._lacking.pop(device, None)
 
     def hold_for(self, count: int, device: torch.device, has_room: bool) -> None:
         """Start so many for a call that waits, at usual priority. has_room: see `WorkerPool.in_use`. Raises OSError."""
         self._held.enter_context(self._pool.in_use(count, device, has_room))
         self.device, self.only_idle = device, False
+        self._lacking.pop(device, None)
 
     def let_go(self) -> None:
         """They end when they were idle for a while; at once where they have no room beside a model that samples."""

@@ -141,7 +141,7 @@ def test_what_a_worker_cannot_compile_is_compiled_by_the_call(monkeypatch: pytes
 def test_where_no_process_can_be_started_the_call_compiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse() -> None:
+    def refuse(low: bool) -> None:
         raise OSError("no more processes")
 
     one = rig()

@@ -37,11 +37,12 @@ class Workers:
     def __init__(self) -> None:
         self.jobs: list[tuple[jobs.Job, Compiled]] = []
         self.running, self.users, self.ended = True, 0, 0
+        self.low = self.is_fast = False  # is_fast: a job ends as soon as it begins
         self.devices: list[torch.device] = []  # that children were started for
 
     @contextlib.contextmanager
-    def in_use(self, count: int, device: torch.device, low: bool) -> Iterator[None]:
-        assert low
+    def in_use(self, count: int, device: torch.device, has_room: bool = False, low: bool = False) -> Iterator[None]:
+        self.low = low
         self.users += 1
         self.devices.append(device)
         yield
@@ -55,8 +56,11 @@ class Workers:
     def submit(self, job: jobs.Job) -> Compiled:
         if not self.running:
             raise NotCompiledError("no process")
-        self.jobs.append((job, Compiled()))
-        return self.jobs[-1][1]
+        result = Compiled()
+        self.jobs.append((job, result))
+        if self.is_fast:
+            self.finish()
+        return result
 
     def finish(self, error: Exception | None = None) -> jobs.Job:
         """The oldest job ends, with an artifact or with an error."""
@@ -105,7 +109,7 @@ def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -
         assert rig.call(bound, *inputs()) == 0  # the very originals
     assert (len(rig.workers.jobs), rig.queue.left) == (0, 2)
     rig.call(bound, *inputs())
-    assert (len(rig.workers.jobs), rig.queue.left, rig.workers.users) == (2, 2, 1)
+    assert (len(rig.workers.jobs), rig.queue.left, rig.workers.users, rig.workers.low) == (2, 2, 1, True)
     rig.workers.finish()
     with rig.expect(eager_calls=1):
         assert rig.call(bound, *inputs()) == 0  # the code came at its end
@@ -334,6 +338,45 @@ def test_on_a_card_without_room_a_worker_is_there_only_while_nothing_samples(
     with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
         assert rig.call(bound, *inputs(), progress=prompts) <= TOLERANCE
     rig.behind._end()
+
+
+def test_a_card_that_has_no_room_for_a_worker_even_while_nothing_runs_makes_a_later_call_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then its weights give the room."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr(held_workers, "worker_count_behind", lambda *given: (1, True))
+    monkeypatch.setattr(held_workers, "fits_while_idle", asked.append)
+    monkeypatch.setattr(behinds, "_IDLE_SECONDS", 0.0)
+    rig = Behind()
+    bound = rig.bind(seeded(Model))
+    for _ in range(3):
+        with rig.expect(eager_calls=1):
+            assert rig.call(bound, *inputs(), seconds=1) == 0
+    wait_for(lambda: asked)
+    rig.workers.is_fast = True
+    with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
+        assert rig.call(bound, *inputs()) <= TOLERANCE
+    assert (rig.queue.left, rig.workers.users, rig.workers.low) == (0, 0, False)
+    rig.behind._end()
+
+
+def test_a_warm_up_takes_what_earlier_calls_left(rig: Behind) -> None:
+    bound = rig.bind(seeded(Model))
+    rig.leave(bound, *inputs())
+    assert (rig.queue.left, len(rig.workers.jobs)) == (2, 2)
+    rig.workers.is_fast = True
+    with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
+        assert bound.error(*inputs()) <= TOLERANCE
+    assert (rig.queue.left, rig.workers.low) == (0, False)
+
+
+def test_what_calls_left_survives_a_warm_up_of_another_model_that_is_cancelled(rig: Behind) -> None:
+    rig.leave(rig.bind(seeded(Model)), *inputs())
+    rig.workers.is_fast = False
+    with pytest.raises(InterruptedError):
+        rig.bind(seeded(Block))(tokens(), progress=Stopper(*range(1, 1000)))
+    assert rig.queue.left == 2
 
 
 def test_a_cancel_and_a_second_model_change_nothing_of_what_waits(rig: Behind) -> None:
