@@ -14,7 +14,7 @@ from ..stats import SHORT_WAIT
 from ..texts import Text, words_of
 from .misses import SINCE
 from .reason_texts import because, in_short
-from .run_summary import Run, time_text
+from .run_summary import Run, came_text, time_text
 
 _MAX_REASONS = 4
 _MAX_NEW_SIGNATURES = 3
@@ -128,7 +128,7 @@ def _work(run: Run) -> list[Row]:
     rows, first_use = [], Text("the first use since ComfyUI started")
     if compiles := run.counts.get("region_compiles", 0):
         text = Text("compiled {count} regions in {time}", count=compiles, time=time_text(run.seconds_of("compile")))
-        rows.append(Row(text, _why_compiled(run), is_result=True))
+        rows.append(Row(text, _why_compiled(run), is_result=not run.came))
     elif (compared := run.counts.get("verifications", 0)) and run.seconds_of("compile") >= SHORT_WAIT:
         # Code is compared with the original before its first use at sizes for which its guards prove nothing.
         text = Text(
@@ -168,8 +168,8 @@ def _results(run: Run) -> list[str]:
         return [*done, _stop(run, Text("stopped in the first step"))]
     if run.stopped:
         return [*done, _stop(run, Text("stopped"))]
-    if run.counts.get("waiting_calls", 0):
-        done = [*done, Text("compiling meanwhile")]
+    waits = [Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else []
+    done = [came_text(run.came), *done] if run.came else [*done, *waits]
     return [*(done or [Text("nothing compiled") if answered else Text("ran uncompiled")]), *_speed(run)]
 
 

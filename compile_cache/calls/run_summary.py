@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ..stats import SHORT_WAIT, Event
@@ -33,6 +34,7 @@ class Run:
     formats: what computes its quantized weights: "int8_tensorwise products".
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
     if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
+    came: regions whose code came behind the picture, if calls had waited for it and ran them all; else 0.
     why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 
@@ -59,6 +61,7 @@ class Run:
     step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
     why_eager: str = ""
+    came: int = 0
 
     @property
     def size(self) -> str:
@@ -80,33 +83,61 @@ class Run:
 
     @property
     def answered_by(self) -> str:
-        """The path that answered most calls: "replay", "regions" or "bypass"."""
+        """The path that answered most calls: "replay", "regions" or "bypass"; "originals" if all waited for code."""
+        waiting = self.counts.get("waiting_calls", 0)
         counts = {
             "regions": self.counts.get("graph_calls", 0),
             "replay": self.counts.get("replays", 0),
-            "bypass": self.counts.get("eager_calls", 0) + (1 if self.why_no_calls else 0),
+            "bypass": self.counts.get("eager_calls", 0) - waiting + (1 if self.why_no_calls else 0),
         }
+        if waiting and not any(counts.values()):
+            return "originals"
         return max(counts, key=lambda kind: counts[kind])
 
     def segments(self) -> list[dict[str, Any]]:
         """The run's time in pieces: kind, start and seconds; what is left over was spent in the model."""
         merged: list[dict[str, Any]] = []
+        sliver = max(SHORT_WAIT, _SLIVER * self.seconds)
+        stretches = [self._span(event) for event in self.events if event.kind == "originals"]
         at = 0.0
         for wait in sorted(self.waits, key=lambda wait: wait.at - wait.seconds):
-            end = min(wait.at - self.started, self.seconds)
-            start = max(end - wait.seconds, at)
-            if end <= start:
+            start, end = self._span(wait)
+            start = max(start, at)
+            # A moment of tracing between two calls that wait for code is a part of their stretch.
+            within = end - start < sliver and any(begun <= start and end <= over for begun, over in stretches)
+            if end <= start or within:
                 continue
-            if start - at > max(SHORT_WAIT, _SLIVER * self.seconds):
-                merged.append({"kind": self.answered_by, "start": at, "seconds": start - at})
+            if start - at > sliver:
+                merged += self._between(at, start, stretches)
             if merged and merged[-1]["kind"] == wait.kind:
                 merged[-1]["seconds"] += end - start  # without the sliver before it, so that the kinds add up
             else:
                 merged.append({"kind": wait.kind, "start": start, "seconds": end - start})
             at = end
         if self.seconds > at:
-            merged.append({"kind": self.answered_by, "start": at, "seconds": self.seconds - at})
+            merged += self._between(at, self.seconds, stretches)
         return merged[:_MAX_SEGMENTS]
+
+    def _span(self, event: Event) -> tuple[float, float]:
+        """From when to when, in seconds of the run."""
+        end = min(event.at - self.started, self.seconds)
+        return end - event.seconds, end
+
+    def _between(self, start: float, end: float, stretches: list[tuple[float, float]]) -> list[dict[str, Any]]:
+        """A time without waits in pieces: calls that ran originals whose code was coming, and all others."""
+        pieces: list[dict[str, Any]] = []
+        sliver, edges = max(SHORT_WAIT, _SLIVER * self.seconds), [start]
+        for edge in sorted(edge for stretch in stretches for edge in stretch):
+            if edge - edges[-1] > sliver and end - edge > sliver:
+                edges.append(edge)
+        for begun, over in pairwise([*edges, end]):
+            waits = any(since <= (begun + over) / 2 <= until for since, until in stretches)
+            kind = "originals" if waits else self.answered_by
+            if pieces and pieces[-1]["kind"] == kind:
+                pieces[-1]["seconds"] += over - begun
+            else:
+                pieces.append({"kind": kind, "start": begun, "seconds": over - begun})
+        return pieces
 
 
 def size_text(width: int, height: int, batch: int) -> str:
@@ -119,6 +150,11 @@ def sides_in(text: str) -> tuple[int, int] | None:
     """(width, height) in pixels of a `size_text`; None for another text."""
     match = _SIZE.match(text)
     return None if match is None else (int(match[1]), int(match[2]))
+
+
+def came_text(regions: int) -> Text:
+    """Said once a call ran all of a model's regions, after calls that ran originals in place of them."""
+    return Text("faster from here on: {count} regions", count=regions)
 
 
 def time_text(seconds: float) -> str:

@@ -13,23 +13,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ....coming import Coming
 from ....config import CacheConfig
 from ....errors import BypassReason, first_line
 from ....keys import GraphKey
 from ....regions.site import Progress, SilentProgress
-from ....regions.skeleton import skeleton_of
 from ....stats import Stats
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import Loss, lost
 from ...base import Call
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, general_hints
-from ..regions.region import MadeLater, Region, RegionCall, for_later, trace_of
+from ..regions.region import MadeLater, Region, RegionCall, trace_of, without_model
 from ..regions.table import RegionTable
 from .job import Job, job_of, settings_for
 from .parallel_compile import add
@@ -83,7 +83,7 @@ class CompilesBehind(MadeLater):
         self._count, self._is_held, self._is_unable = 0, False, False
         self._stats, self._calls, self._changes = Stats(), 0, 0
         self._progress: Progress = SilentProgress()
-        self._credit, self._trace_seconds = 0.0, _FIRST_TRACE
+        self._credit, self._trace_seconds, self._coming = 0.0, _FIRST_TRACE, Coming()
         self._latest, self._looked, self._paused_until = 0.0, 0.0, 0.0
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
@@ -94,6 +94,13 @@ class CompilesBehind(MadeLater):
     def left(self) -> int:
         """How many regions wait, or are with the workers."""
         return len(self._waiting) + len(self._jobs)
+
+    @property
+    def coming(self) -> tuple[int, float]:
+        """How many regions are left, and in about how many seconds they are there. From any thread."""
+        waiting = [each.call.region.label for each in list(self._waiting.values())]
+        share = _SHARE if self._progress.prompt_runs() else 1.0
+        return self.left, self._coming.seconds(waiting, self._count, share, self._clock())
 
     def has(self, region: Region) -> bool:
         return region.key in self._waiting or region.key in self._jobs
@@ -106,13 +113,14 @@ class CompilesBehind(MadeLater):
         if self._is_unable:
             return
         self._stats, device = call.stats, call.tensors[0].device
+        self._coming.device = device.type
         try:
             self._hold(device)
         except OSError as error:
             self._stop(error)
             return
         try:
-            wanted = _Wanted(_without_model(call), settings_for(device))
+            wanted = _Wanted(without_model(call), settings_for(device))
         except Exception as error:  # noqa: BLE001 (a class's own code may copy badly; the block runs eagerly, and says why)
             if not is_out_of_memory(error):  # the next call leaves it again
                 self._give_up(call, error)
@@ -214,6 +222,7 @@ class CompilesBehind(MadeLater):
         for key, (result, wanted) in self._jobs.items():
             if result.done():
                 del self._jobs[key]
+                self._coming.ended(key, self._clock())
                 self._take(wanted, result)
                 break
         else:
@@ -231,6 +240,7 @@ class CompilesBehind(MadeLater):
                 job = _job(wanted)
             self._hold(call.tensors[0].device)
             self._jobs[call.region.key] = self._workers.submit(job), wanted
+            self._coming.submitted(call.region.key, call.region.label, self._count, self._clock(), started)
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
             self._failed(wanted, error)
         seconds = self._clock() - started
@@ -242,6 +252,7 @@ class CompilesBehind(MadeLater):
         call = wanted.call
         try:
             artifact, seconds = result.result()
+            self._coming.took(call.region.label, seconds)
             with self._table.lock:
                 failure = add(call, artifact)
             if failure:
@@ -276,16 +287,6 @@ class CompilesBehind(MadeLater):
         logger.warning("Resolute: %s; it runs eagerly", reason.detail)
         logger.debug("Resolute: why", exc_info=error)
         self._changes += 1
-
-
-def _without_model(call: RegionCall) -> RegionCall:
-    """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model.
-
-    Its weights are not here later, as those that stream, so the next call compares what is made of it.
-    """
-    site = replace(call.site, module=skeleton_of(call.site.module))
-    kept = replace(for_later(call), site=site, weights=(), streams=True)
-    return replace(kept, progress=SilentProgress(), announce=lambda: None)
 
 
 def _general(call: RegionCall) -> dict[str, int]:

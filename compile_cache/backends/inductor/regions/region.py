@@ -12,7 +12,8 @@ import torch
 from ....errors import BypassCode, BypassReason, first_line
 from ....foreign.reach import CodeReach
 from ....keys import Component, digest
-from ....regions.site import Progress, RegionSite
+from ....regions.site import Progress, RegionSite, SilentProgress
+from ....regions.skeleton import skeleton_of
 from ....stats import Stats
 from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from ....torch_facts.flags import without_attention
@@ -184,6 +185,16 @@ class MadeLater(Protocol):
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
         """A call came to a region at new sizes. found: what runs there; None: its code has to be made."""
         ...
+
+
+def without_model(call: RegionCall) -> RegionCall:
+    """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model.
+
+    Its weights are not here later, as those that stream, so the next call compares what is made of it.
+    """
+    site = replace(call.site, module=skeleton_of(call.site.module))
+    kept = replace(for_later(call), site=site, weights=(), streams=True)
+    return replace(kept, progress=SilentProgress(), announce=lambda: None)
 
 
 def for_later(call: RegionCall) -> RegionCall:

@@ -178,7 +178,7 @@ def test_a_block_that_cannot_be_copied_or_traced_runs_eagerly_and_says_why(
     def refuse(given: Any) -> Any:
         raise ValueError(f"not with {type(given).__name__}")
 
-    monkeypatch.setattr(behinds, what, refuse)
+    monkeypatch.setattr(region if what == "skeleton_of" else behinds, what, refuse)
     bound = rig.bind(seeded(Block))
     for _ in range(5):
         assert rig.call(bound, tokens()) == 0
@@ -272,7 +272,7 @@ def test_a_lack_of_memory_for_a_copy_is_no_reason_to_run_eagerly(rig: Behind, mo
 
     bound = rig.bind(seeded(Block))
     with monkeypatch.context() as patch:
-        patch.setattr(behinds, "skeleton_of", refuse)
+        patch.setattr(region, "skeleton_of", refuse)
         assert rig.call(bound, tokens()) == 0
         assert rig.queue.left == 0
     rig.leave(bound, tokens())
