@@ -9,7 +9,7 @@ from statistics import median
 
 _FIRST = {"cuda": 5.0}  # seconds of a job on a type of device, before one ended
 _FIRST_ELSEWHERE = 15.0
-_FIRST_TRACE = 0.25  # seconds
+_TRACE = 0.25  # seconds
 _LEAST = 0.25  # of a job is left while it runs
 _KEPT = 9  # latest seconds of each kind
 
@@ -31,7 +31,7 @@ class Coming:
         self.device = device
         self._jobs: dict[str, _Job] = {}  # by key of a region, the oldest first
         self._took: dict[str, tuple[float, ...]] = {}  # by label
-        self._traces: tuple[float, ...] = ()
+        self._traces: tuple[float, ...] = (_TRACE, _TRACE)  # the first one imports, and should not count alone
 
     def submitted(self, key: str, label: str, workers: int, now: float, since: float) -> None:
         """Workers got a job, which was traced since then."""
@@ -63,7 +63,7 @@ class Coming:
         usual = median(every) if every else max([_FIRST.get(self.device, _FIRST_ELSEWHERE), *elapsed])
         ends = sorted(self._of(job.label, took, usual, now - job.begun) for job in jobs if job.begun is not None)
         free = [0.0] * max(workers - len(ends), 0) + ends  # when each worker has nothing to do, the soonest first
-        trace = (median(self._traces) if self._traces else _FIRST_TRACE) / share
+        trace = median(self._traces) / share
         left = [(0.0, job.label) for job in jobs if job.begun is None]
         left += [((number + 1) * trace, label) for number, label in enumerate(waiting)]
         for traced, label in left:

@@ -76,9 +76,10 @@ def test_before_a_job_ended_the_device_says_what_one_takes_and_then_the_longest_
 
 def test_traces_that_get_a_share_of_the_time_are_what_takes_longest() -> None:
     coming = Coming("cuda")
-    coming.submitted("a", "Block", 16, 0.5, 0.0)
-    coming.ended("a", 6.0)
-    assert coming.seconds(["Block"] * 10, 16, SHARE, 6.0) == pytest.approx(10 * 0.5 / SHARE + 5)
+    for seconds, trace in (3.0, 0.25), (0.5, 0.375), (0.5, 0.5):
+        coming.submitted("a", "Block", 16, seconds, 0.0)
+        coming.ended("a", 6.0)
+        assert coming.seconds(["Block"] * 10, 16, SHARE, 6.0) == pytest.approx(10 * trace / SHARE + 5)
 
 
 def test_a_job_that_failed_tells_no_seconds() -> None:

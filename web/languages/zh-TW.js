@@ -136,6 +136,7 @@ export default {
   "nothing compiled": "無需編譯",
   "compiling meanwhile": "同時編譯中",
   "ready in about {seconds} s, {doing} as ComfyUI does until then": "約 {seconds} s 後就緒，在此之前由 ComfyUI 照原樣{doing}",
+  "their code has just come": "它們的程式碼剛剛就緒",
   "faster from here on: {count} regions": "從現在起更快：{count} 個區域",
   "{done} of {total} regions compiled, ready in about {seconds} s": "已編譯 {done} / {total} 個區域，約 {seconds} s 後就緒",
   "{count} not compiled yet": "{count} 次尚未編譯",

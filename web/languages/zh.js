@@ -136,6 +136,7 @@ export default {
   "nothing compiled": "无需编译",
   "compiling meanwhile": "同时编译中",
   "ready in about {seconds} s, {doing} as ComfyUI does until then": "约 {seconds} s 后就绪，在此之前由 ComfyUI 原样{doing}",
+  "their code has just come": "它们的代码刚刚就绪",
   "faster from here on: {count} regions": "从现在起更快：{count} 个区域",
   "{done} of {total} regions compiled, ready in about {seconds} s": "已编译 {done} / {total} 个区域，约 {seconds} s 后就绪",
   "{count} not compiled yet": "{count} 次尚未编译",

@@ -86,14 +86,13 @@ class CompilesBehind(MadeLater):
         self._credit, self._trace_seconds, self._coming = 0.0, _FIRST_TRACE, Coming()
         self._latest, self._looked, self._paused_until = 0.0, 0.0, 0.0
         self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
-        self.lock = threading.RLock()
+        self._ending, self.lock = threading.Event(), threading.RLock()
         atexit.register(self._end)
 
     @property
     def left(self) -> int:
         """How many regions wait, or are with the workers."""
-        return len(self._waiting) + len(self._jobs)
+        return len(self._waiting.keys() | self._jobs.keys())
 
     @property
     def coming(self) -> tuple[int, float]:
@@ -204,8 +203,7 @@ class CompilesBehind(MadeLater):
     def _end(self) -> None:
         """Python ends: a thread that still traces would crash in it."""
         self._ending.set()
-        thread = self._thread
-        if thread is not None:
+        if (thread := self._thread) is not None:
             thread.join(_END_SECONDS)
 
     def _do_one(self) -> bool:
@@ -228,7 +226,7 @@ class CompilesBehind(MadeLater):
         else:
             if not self._waiting:
                 return False
-            self._trace(self._waiting.pop(next(iter(self._waiting))))
+            self._trace(next(iter(self._waiting.values())))
         if self._is_held and not self.left:
             self._let_go()
         return True
@@ -240,8 +238,10 @@ class CompilesBehind(MadeLater):
                 job = _job(wanted)
             self._hold(call.tensors[0].device)
             self._jobs[call.region.key] = self._workers.submit(job), wanted
+            del self._waiting[call.region.key]
             self._coming.submitted(call.region.key, call.region.label, self._count, self._clock(), started)
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+            self._waiting.pop(call.region.key, None)
             self._failed(wanted, error)
         seconds = self._clock() - started
         self._trace_seconds = (self._trace_seconds + seconds) / 2
