@@ -38,12 +38,9 @@ const DEFINITIONS = [
   },
   {
     id: COMPILE,
-    name: "Compile (after a restart)",
+    name: "Compile behind or before the picture (after a restart)",
     type: "combo",
-    options: [
-      { text: "behind the picture", value: "behind" },
-      { text: "before the picture", value: "before" },
-    ],
+    options: ["behind", "before"],
     defaultValue: WHEN,
     tooltip: `Behind: a first prompt samples at once as ComfyUI does, and compiled blocks come in when they are ready. Before: it waits for them. ${AFTER_A_RESTART}`,
   },
