@@ -62,7 +62,7 @@ class Coming:
         # Before a job ended, the longest that runs says that each takes at least as long.
         usual = median(every) if every else max([_FIRST.get(self.device, _FIRST_ELSEWHERE), *elapsed])
         ends = sorted(self._of(job.label, took, usual, now - job.begun) for job in jobs if job.begun is not None)
-        free = [0.0] * max(workers - len(ends), 0) + ends  # when each worker has nothing to do, the soonest first
+        free = [0.0] * (max(workers, 1) - len(ends)) + ends  # when each worker has nothing to do, the soonest first
         trace = median(self._traces) / share
         left = [(0.0, job.label) for job in jobs if job.begun is None]
         left += [((number + 1) * trace, label) for number, label in enumerate(waiting)]

@@ -14,7 +14,10 @@ export class Live extends EventTarget {
     this.problem = ""; // why the server does not answer
     this.timer = 0;
     api.addEventListener("resolute", ({ detail }) => this.receive(detail));
-    api.addEventListener("reconnected", () => this.refresh());
+    api.addEventListener("reconnected", () => {
+      this.working = this.coming = null; // of a server that may have ended meanwhile
+      this.refresh();
+    });
   }
 
   receive(message) {
