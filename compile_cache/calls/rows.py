@@ -130,7 +130,9 @@ def _work(run: Run) -> list[Row]:
     if (compiles := run.counts.get("region_compiles", 0)) and not came_behind:
         text = Text("compiled {count} regions in {time}", count=compiles, time=time_text(run.seconds_of("compile")))
         rows.append(Row(text, _why_compiled(run), is_result=True))
-    elif (compared := run.counts.get("verifications", 0)) and (seconds := run.seconds_of("compile")) >= SHORT_WAIT:
+    elif (compared := compiles or run.counts.get("verifications", 0)) and (
+        seconds := run.seconds_of("compile")
+    ) >= SHORT_WAIT:
         # Code is compared with the original before its first use at sizes for which its guards prove nothing.
         text = Text("compared {count} regions with the original in {time}", count=compared, time=time_text(seconds))
         why = Text("their code has just come") if came_behind else Text("no size like this one was used before")

@@ -16,7 +16,8 @@ Part = tuple[str | None, str]  # a compile node, and what it does: "sampling"
 
 _lock = threading.Lock()
 _waiting: set[Part] = set()  # those whose run goes on, and whose latest call waited
-_left_behind: set[Part] = set()  # those of which no call ran all regions yet, after one that waited
+# Those of which no call ran all regions yet, after one that waited. A node that is executed anew has another progress.
+unfinished: set[Part] = set()
 _ticker: threading.Thread | None = None
 
 
@@ -25,7 +26,7 @@ def waits(part: Part) -> None:
     global _ticker
     with _lock:
         _waiting.add(part)
-        _left_behind.add(part)
+        unfinished.add(part)
         if _ticker is None:
             _ticker = threading.Thread(target=_tick, name="resolute-coming", daemon=True)
             _ticker.start()
@@ -41,12 +42,7 @@ def has_come(part: Part) -> None:
     """A call ran all its regions compiled."""
     with _lock:
         _waiting.discard(part)
-        _left_behind.discard(part)
-
-
-def was_waiting(part: Part) -> bool:
-    """Also for a node that is executed anew, with another progress."""
-    return part in _left_behind
+        unfinished.discard(part)
 
 
 def rounded(seconds: float) -> int:

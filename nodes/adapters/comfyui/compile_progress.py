@@ -66,7 +66,7 @@ class CompileProgress:
         self._bar: comfy.utils.ProgressBar | None = None
         self.of_call: CallBar | None = None  # while a call runs that may take long
         self._part = node_id, doing
-        self.is_waiting = coming_progress.was_waiting(self._part)  # no call ran all regions yet, after one that waited
+        self.is_waiting = self._part in coming_progress.unfinished
         self.came = 0  # regions, if one did in this run
 
     @property
