@@ -96,48 +96,28 @@ class Run:
 
     def segments(self) -> list[dict[str, Any]]:
         """The run's time in pieces: kind, start and seconds; what is left over was spent in the model."""
-        merged: list[dict[str, Any]] = []
         sliver = max(SHORT_WAIT, _SLIVER * self.seconds)
         stretches = [self._span(event) for event in self.events if event.kind == "originals"]
-        at = 0.0
-        for wait in sorted(self.waits, key=lambda wait: wait.at - wait.seconds):
-            start, end = self._span(wait)
-            start = max(start, at)
-            # A moment of tracing between two calls that wait for code is a part of their stretch.
-            within = end - start < sliver and any(begun <= start and end <= over for begun, over in stretches)
-            if end <= start or within:
-                continue
-            if start - at > sliver:
-                merged += self._between(at, start, stretches)
-            if merged and merged[-1]["kind"] == wait.kind:
+        # A moment of tracing between two calls that wait for code is a part of their stretch.
+        waits = [
+            (since, until, kind)
+            for since, until, kind in sorted(map(self._span, self.waits))
+            if until - since >= sliver or not any(begun <= since and until <= over for begun, over, _ in stretches)
+        ]
+        spans, merged = [*waits, *stretches], list[dict[str, Any]]()
+        for start, end in pairwise(sorted({0.0, self.seconds, *(edge for span in spans for edge in span[:2])})):
+            middle = (start + end) / 2
+            kind = next((kind for since, until, kind in spans if since <= middle <= until), self.answered_by)
+            if merged and merged[-1]["kind"] == kind:
                 merged[-1]["seconds"] += end - start  # without the sliver before it, so that the kinds add up
-            else:
-                merged.append({"kind": wait.kind, "start": start, "seconds": end - start})
-            at = end
-        if self.seconds > at:
-            merged += self._between(at, self.seconds, stretches)
+            elif kind in _SAID or end - start > sliver or end == self.seconds:
+                merged.append({"kind": kind, "start": start, "seconds": end - start})
         return merged[:_MAX_SEGMENTS]
 
-    def _span(self, event: Event) -> tuple[float, float]:
-        """From when to when, in seconds of the run."""
-        end = min(event.at - self.started, self.seconds)
-        return end - event.seconds, end
-
-    def _between(self, start: float, end: float, stretches: list[tuple[float, float]]) -> list[dict[str, Any]]:
-        """A time without waits in pieces: calls that ran originals whose code was coming, and all others."""
-        pieces: list[dict[str, Any]] = []
-        sliver, edges = max(SHORT_WAIT, _SLIVER * self.seconds), [start]
-        for edge in sorted(edge for stretch in stretches for edge in stretch):
-            if edge - edges[-1] > sliver and end - edge > sliver:
-                edges.append(edge)
-        for begun, over in pairwise([*edges, end]):
-            waits = any(since <= (begun + over) / 2 <= until for since, until in stretches)
-            kind = "originals" if waits else self.answered_by
-            if pieces and pieces[-1]["kind"] == kind:
-                pieces[-1]["seconds"] += over - begun
-            else:
-                pieces.append({"kind": kind, "start": begun, "seconds": over - begun})
-        return pieces
+    def _span(self, event: Event) -> tuple[float, float, str]:
+        """From when to when in the run, in seconds, and the kind."""
+        end = min(max(event.at - self.started, 0.0), self.seconds)
+        return max(end - event.seconds, 0.0), end, event.kind
 
 
 def size_text(width: int, height: int, batch: int) -> str:
