@@ -104,14 +104,18 @@ class Run:
             for since, until, kind in sorted(map(self._span, self.waits))
             if until - since >= sliver or not any(begun <= since and until <= over for begun, over, _ in stretches)
         ]
-        spans, merged = [*waits, *stretches], list[dict[str, Any]]()
+        spans, merged, at = [*waits, *stretches], list[dict[str, Any]](), 0.0
         for start, end in pairwise(sorted({0.0, self.seconds, *(edge for span in spans for edge in span[:2])})):
             middle = (start + end) / 2
             kind = next((kind for since, until, kind in spans if since <= middle <= until), self.answered_by)
+            if kind not in _SAID and end - start <= sliver and end < self.seconds:
+                continue
+            begun = start if kind in _SAID else at  # waits without the sliver before them, so that the kinds add up
             if merged and merged[-1]["kind"] == kind:
-                merged[-1]["seconds"] += end - start  # without the sliver before it, so that the kinds add up
-            elif kind in _SAID or end - start > sliver or end == self.seconds:
-                merged.append({"kind": kind, "start": start, "seconds": end - start})
+                merged[-1]["seconds"] += end - begun
+            else:
+                merged.append({"kind": kind, "start": begun, "seconds": end - begun})
+            at = end
         return merged[:_MAX_SEGMENTS]
 
     def _span(self, event: Event) -> tuple[float, float, str]:

@@ -112,6 +112,7 @@ def test_the_segments_cover_the_whole_run_in_order() -> None:
     ("waiting", "stretches", "kinds"),
     [
         (4, [(1.0, 9.0)], {"load": 1, "originals": 9}),
+        (4, [(1.01, 8.9)], {"load": 1, "originals": 9}),
         (2, [(1.0, 4.0)], {"load": 1, "originals": 4, "compile": 1, "regions": 4}),
         (2, [(1.0, 1.5), (6.5, 2.0)], {"load": 1, "originals": 3.5, "compile": 1, "regions": 4.5}),
         (0, [], {"load": 1, "regions": 8, "compile": 1}),
