@@ -49,8 +49,9 @@ class Counters:
 class Event:
     """Something worth reporting, that ended `at` (Unix seconds) and took `seconds`.
 
-    kind: signature, look, trace, compile, load, measure, capture or bypass. A wait of a prompt is one too, of kind
-    compile, load or capture and without a text.
+    kind: signature, look, trace, compile, load, measure, capture, bypass or originals: calls in a row, of one run, that
+    ran originals whose code was still being compiled. A wait of a prompt is one too, of kind compile, load or capture
+    and without a text.
     """
 
     kind: str
@@ -88,6 +89,7 @@ class Stats:
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
         self._event_count = self._wait_count = 0  # also of those no longer kept
+        self._stretch: tuple[Event, int, int] | None = None  # the latest of kind originals, its calls, and all others
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         with self._lock:
@@ -162,6 +164,7 @@ class Stats:
         """This moment, to ask later what happened since."""
         counters = self.snapshot()
         with self._lock:
+            self._stretch = None
             return Mark(counters, self._event_count, self._wait_count)
 
     def since(self, mark: Mark) -> dict[str, Any]:
@@ -177,15 +180,33 @@ class Stats:
         waited = counts.pop("stall_seconds")
         return {"counts": counts, "waited": waited, "bypasses": dict(rise), "events": events, "waits": waits}
 
-    def forward_ran(self, compiled: bool, waits: bool = False) -> None:
+    def forward_ran(self, compiled: bool, waits: bool = False, started: float = 0.0) -> None:
         """Count a forward that no replay answered. compiled: regions ran in it, or it was captured. waits: originals
-        ran in it whose code is being compiled.
+        ran in it whose code is being compiled. started: on `clock`.
         """
         self.counters.waiting_calls += waits
         if compiled and not waits:
             self.counters.graph_calls += 1
         else:
             self.counters.eager_calls += 1
+        if waits:
+            self._ran_originals(self.clock() - started)
+
+    def _ran_originals(self, seconds: float) -> None:
+        counters, now = self.counters, time.time()
+        others = counters.replays + counters.graph_calls + counters.eager_calls - counters.waiting_calls
+        with self._lock:
+            calls, stretch = 1, self._stretch
+            follows = stretch is not None and stretch[2] == others and stretch[0] in self._events
+            if stretch is not None and follows:
+                calls, seconds = stretch[1] + 1, now - stretch[0].at + stretch[0].seconds
+            event = Event("originals", f"{calls} calls ran originals: their code was coming", seconds, now)
+            if stretch is not None and follows:
+                self._events[self._events.index(stretch[0])] = event
+            else:
+                self._events.append(event)
+                self._event_count += 1
+            self._stretch = event, calls, others
 
     def bypass(self, reason: BypassReason) -> bool:
         """Count a bypass. Returns True the first time that this exact reason occurs: then it deserves a log line."""

@@ -7,6 +7,7 @@ const LOOK_MS = 500; // a workflow may be opened in ways of which no event tells
 
 export function badgeText(live, t) {
   if (live.working) return say(live.working.text, live.working.words, t);
+  if (live.coming) return say(live.coming.text, live.coming.words, t);
   if (live.problem) return t("no answer");
   if (!live.cache) return t("loading");
   const counts = { regions: live.regions, sizes: live.readySizes.size };

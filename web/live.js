@@ -9,11 +9,15 @@ export class Live extends EventTarget {
     this.cache = null; // of GET /resolute/cache
     this.runs = []; // of GET /resolute/runs
     this.working = null; // {text, words, done, total} while something compiles or loads
+    this.coming = null; // {text, words, left} while regions are compiled behind the picture
     this.warmed = null; // {sizes, took} of the last warm-up
     this.problem = ""; // why the server does not answer
     this.timer = 0;
     api.addEventListener("resolute", ({ detail }) => this.receive(detail));
-    api.addEventListener("reconnected", () => this.refresh());
+    api.addEventListener("reconnected", () => {
+      this.working = this.coming = null; // of a server that may have ended meanwhile
+      this.refresh();
+    });
   }
 
   receive(message) {
@@ -23,6 +27,11 @@ export class Live extends EventTarget {
       this.working = message;
       this.changed();
       return;
+    }
+    if (message.kind === "coming") {
+      this.coming = message.left ? message : null;
+      this.changed();
+      if (message.left) return;
     }
     this.working = null;
     if (message.kind === "warmed") this.warmed = message;

@@ -5,12 +5,16 @@
 const CATEGORY = "Resolute";
 export const BACKEND = "Resolute.Backend";
 
+const COMPILE = "Resolute.Compile";
+const WHEN = "before"; // the default, as in compile_cache/config.py
+
 const PRESET = "Resolute.Preset";
+const USUAL = { [BACKEND]: "auto", [COMPILE]: WHEN };
 // What a preset sets; the settings that it changes can be seen below it, and changed again.
 const PRESETS = {
-  fast: { [BACKEND]: "auto", "Resolute.Captures": true, "Resolute.BudgetMiB": 0, "Resolute.Workers": -1, "Resolute.Remember": true },
-  "small card": { [BACKEND]: "auto", "Resolute.Captures": true, "Resolute.BudgetMiB": 1024, "Resolute.Workers": 2, "Resolute.Remember": true },
-  safe: { [BACKEND]: "auto", "Resolute.Captures": false, "Resolute.BudgetMiB": 0, "Resolute.Workers": 0, "Resolute.Remember": false },
+  fast: { ...USUAL, "Resolute.Captures": true, "Resolute.BudgetMiB": 0, "Resolute.Workers": -1, "Resolute.Remember": true },
+  "small card": { ...USUAL, "Resolute.Captures": true, "Resolute.BudgetMiB": 1024, "Resolute.Workers": 2, "Resolute.Remember": true },
+  safe: { ...USUAL, [COMPILE]: "before", "Resolute.Captures": false, "Resolute.BudgetMiB": 0, "Resolute.Workers": 0, "Resolute.Remember": false },
 };
 
 const AFTER_A_RESTART = "Used when ComfyUI starts the next time.";
@@ -31,6 +35,14 @@ const DEFINITIONS = [
     options: ["auto", "inductor", "cudagraph", "oneflow", "eager"],
     defaultValue: "auto",
     tooltip: "What the compile nodes that you add are set to. Nodes that exist stay as they are.",
+  },
+  {
+    id: COMPILE,
+    name: "Compile behind or before the picture (after a restart)",
+    type: "combo",
+    options: ["behind", "before"],
+    defaultValue: WHEN,
+    tooltip: `Behind: a first prompt samples at once as ComfyUI does, and compiled blocks come in when they are ready. Before: it waits for them. ${AFTER_A_RESTART}`,
   },
   {
     id: "Resolute.Captures",

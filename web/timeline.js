@@ -6,6 +6,7 @@ import { ROLES, say } from "./words.js";
 export const KINDS = {
   replay: "replay",
   regions: "compiled regions",
+  originals: "ComfyUI's own blocks, compiling",
   capture: "capture",
   compile: "compile",
   load: "load from disk",

@@ -175,15 +175,16 @@ class GraphCache:
         """Run the original, or the regions and then perhaps capture. Returns the result and the capture's seconds."""
         if action is Action.EAGER:
             return self._run_original(call), 0.0
+        started = self.stats.clock()
         if action is Action.REGIONS:
             result = program.run(call)
-            self.stats.forward_ran(program.ran_compiled, program.waits)
+            self.stats.forward_ran(program.ran_compiled, program.waits, started)
             return result, 0.0
         with cost_of_run(call.device) as cost:
             result = program.run(call)
         ran_compiled = program.ran_compiled
         if program.waits:  # a capture would keep what is slow
-            self.stats.forward_ran(ran_compiled, waits=True)
+            self.stats.forward_ran(ran_compiled, waits=True, started=started)
             return result, 0.0
         with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
             seconds = self._attempts.capture(program, call, key, result, difference or call.why_captured or FREED, cost)

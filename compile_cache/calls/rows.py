@@ -14,7 +14,7 @@ from ..stats import SHORT_WAIT
 from ..texts import Text, words_of
 from .misses import SINCE
 from .reason_texts import because, in_short
-from .run_summary import Run, time_text
+from .run_summary import Run, came_text, time_text
 
 _MAX_REASONS = 4
 _MAX_NEW_SIGNATURES = 3
@@ -126,17 +126,17 @@ def log_line(run: Run) -> str:
 def _work(run: Run) -> list[Row]:
     """Each thing that the run waited for, in the order in which people read it."""
     rows, first_use = [], Text("the first use since ComfyUI started")
-    if compiles := run.counts.get("region_compiles", 0):
+    came_behind = run.came or run.counts.get("waiting_calls", 0)
+    if (compiles := run.counts.get("region_compiles", 0)) and not came_behind:
         text = Text("compiled {count} regions in {time}", count=compiles, time=time_text(run.seconds_of("compile")))
         rows.append(Row(text, _why_compiled(run), is_result=True))
-    elif (compared := run.counts.get("verifications", 0)) and run.seconds_of("compile") >= SHORT_WAIT:
+    elif (compared := compiles or run.counts.get("verifications", 0)) and (
+        seconds := run.seconds_of("compile")
+    ) >= SHORT_WAIT:
         # Code is compared with the original before its first use at sizes for which its guards prove nothing.
-        text = Text(
-            "compared {count} regions with the original in {time}",
-            count=compared,
-            time=time_text(run.seconds_of("compile")),
-        )
-        rows.append(Row(text, Text("no size like this one was used before")))
+        text = Text("compared {count} regions with the original in {time}", count=compared, time=time_text(seconds))
+        why = Text("their code has just come") if came_behind else Text("no size like this one was used before")
+        rows.append(Row(text, why))
     if loads := run.counts.get("region_loads", 0):
         text = Text("loaded {count} regions in {time}", count=loads, time=time_text(run.seconds_of("load")))
         rows.append(Row(text, first_use, is_result=True))
@@ -168,14 +168,14 @@ def _results(run: Run) -> list[str]:
         return [*done, _stop(run, Text("stopped in the first step"))]
     if run.stopped:
         return [*done, _stop(run, Text("stopped"))]
-    if run.counts.get("waiting_calls", 0):
-        done = [*done, Text("compiling meanwhile")]
+    waits = [Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else []
+    done = [came_text(run.came), *done] if run.came else [*done, *waits]
     return [*(done or [Text("nothing compiled") if answered else Text("ran uncompiled")]), *_speed(run)]
 
 
 def _stop(run: Run, text: Text) -> Text:
     done, total = run.regions
-    return kept(done, total) if done < total else text
+    return kept(done, total) if done < total and not run.counts.get("waiting_calls", 0) else text
 
 
 def _speed(run: Run) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ..stats import SHORT_WAIT, Event
@@ -33,6 +34,7 @@ class Run:
     formats: what computes its quantized weights: "int8_tensorwise products".
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
     if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
+    came: regions whose code came behind the picture, if calls had waited for it and ran them all; else 0.
     why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 
@@ -59,6 +61,7 @@ class Run:
     step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
     why_eager: str = ""
+    came: int = 0
 
     @property
     def size(self) -> str:
@@ -80,33 +83,45 @@ class Run:
 
     @property
     def answered_by(self) -> str:
-        """The path that answered most calls: "replay", "regions" or "bypass"."""
+        """The path that answered most calls: "replay", "regions" or "bypass"; "originals" if all waited for code."""
+        waiting = self.counts.get("waiting_calls", 0)
         counts = {
             "regions": self.counts.get("graph_calls", 0),
             "replay": self.counts.get("replays", 0),
-            "bypass": self.counts.get("eager_calls", 0) + (1 if self.why_no_calls else 0),
+            "bypass": self.counts.get("eager_calls", 0) - waiting + (1 if self.why_no_calls else 0),
         }
+        if waiting and not any(counts.values()):
+            return "originals"
         return max(counts, key=lambda kind: counts[kind])
 
     def segments(self) -> list[dict[str, Any]]:
         """The run's time in pieces: kind, start and seconds; what is left over was spent in the model."""
-        merged: list[dict[str, Any]] = []
-        at = 0.0
-        for wait in sorted(self.waits, key=lambda wait: wait.at - wait.seconds):
-            end = min(wait.at - self.started, self.seconds)
-            start = max(end - wait.seconds, at)
-            if end <= start:
+        sliver = max(SHORT_WAIT, _SLIVER * self.seconds)
+        stretches = [self._span(event) for event in self.events if event.kind == "originals"]
+        # A moment of tracing between two calls that wait for code is a part of their stretch.
+        waits = [
+            (since, until, kind)
+            for since, until, kind in sorted(map(self._span, self.waits))
+            if until - since >= sliver or not any(begun <= since and until <= over for begun, over, _ in stretches)
+        ]
+        spans, merged, at = [*waits, *stretches], list[dict[str, Any]](), 0.0
+        for start, end in pairwise(sorted({0.0, self.seconds, *(edge for span in spans for edge in span[:2])})):
+            middle = (start + end) / 2
+            kind = next((kind for since, until, kind in spans if since <= middle <= until), self.answered_by)
+            if kind not in _SAID and end - start <= sliver and end < self.seconds:
                 continue
-            if start - at > max(SHORT_WAIT, _SLIVER * self.seconds):
-                merged.append({"kind": self.answered_by, "start": at, "seconds": start - at})
-            if merged and merged[-1]["kind"] == wait.kind:
-                merged[-1]["seconds"] += end - start  # without the sliver before it, so that the kinds add up
+            begun = start if kind in _SAID else at  # waits without the sliver before them, so that the kinds add up
+            if merged and merged[-1]["kind"] == kind:
+                merged[-1]["seconds"] += end - begun
             else:
-                merged.append({"kind": wait.kind, "start": start, "seconds": end - start})
+                merged.append({"kind": kind, "start": begun, "seconds": end - begun})
             at = end
-        if self.seconds > at:
-            merged.append({"kind": self.answered_by, "start": at, "seconds": self.seconds - at})
         return merged[:_MAX_SEGMENTS]
+
+    def _span(self, event: Event) -> tuple[float, float, str]:
+        """From when to when in the run, in seconds, and the kind."""
+        end = min(max(event.at - self.started, 0.0), self.seconds)
+        return max(end - event.seconds, 0.0), end, event.kind
 
 
 def size_text(width: int, height: int, batch: int) -> str:
@@ -119,6 +134,11 @@ def sides_in(text: str) -> tuple[int, int] | None:
     """(width, height) in pixels of a `size_text`; None for another text."""
     match = _SIZE.match(text)
     return None if match is None else (int(match[1]), int(match[2]))
+
+
+def came_text(regions: int) -> Text:
+    """Said once a call ran all of a model's regions, after calls that ran originals in place of them."""
+    return Text("faster from here on: {count} regions", count=regions)
 
 
 def time_text(seconds: float) -> str:

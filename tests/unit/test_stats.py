@@ -134,3 +134,36 @@ def test_what_turns_out_to_have_been_a_wait_counts_only_what_was_not_counted() -
         clock.now += 1
     stats.waited_since(started, stalled, "compile", "for all regions")
     assert stats.waiting_seconds() == 5
+
+
+def test_calls_in_a_row_that_wait_for_code_are_one_event_of_a_run() -> None:
+    now = [0.0]
+    stats = Stats(lambda: now[0])
+
+    def call(compiled: bool = False, waits: bool = True) -> None:
+        started = now[0]
+        now[0] += 1.0
+        stats.forward_ran(compiled, waits, started)
+
+    def stretches() -> list[str]:
+        return [event.text.partition(" calls")[0] for event in stats.events if event.kind == "originals"]
+
+    mark = stats.mark()
+    for number in range(3):
+        call(compiled=number == 2)
+        stats.event("trace", "between two calls")
+    assert stretches() == ["3"]
+    assert stats.events[0].seconds >= 1.0
+    assert len(stats.since(mark)["events"]) == 4
+    call(compiled=True, waits=False)
+    call()
+    stats.counters.replays += 1
+    call()
+    assert stretches() == ["3", "1", "1"]
+    stats.mark()
+    call()
+    assert stretches() == ["3", "1", "1", "1"], "another run"
+    for number in range(600):
+        stats.event("compile", str(number))
+    call()
+    assert stretches() == ["1"], "the earlier one is no longer kept"

@@ -135,6 +135,10 @@ class InductorBackend(Backend):
     def ready_regions(self) -> int:
         return 0 if self._table is None else len(self._table.compiled_keys)
 
+    def coming(self) -> tuple[int, float]:
+        behind = self._behind
+        return (0, 0.0) if behind is None else behind.coming
+
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)

@@ -17,9 +17,12 @@ import comfy.utils
 from comfy_execution.progress import get_progress_state
 
 from ....compile_cache.calls.rows import kept
+from ....compile_cache.calls.run_summary import came_text
 from ....compile_cache.choices.compile_seconds import START, CompileSeconds
 from ....compile_cache.texts import Text, words_of
+from . import coming_progress
 from .call_bar import CallBar
+from .coming_progress import rounded
 from .messages import broadcast, prompt_runs, show_on_node
 
 logger = logging.getLogger(__name__)
@@ -62,6 +65,9 @@ class CompileProgress:
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
         self.of_call: CallBar | None = None  # while a call runs that may take long
+        self._part = node_id, doing
+        self.is_waiting = self._part in coming_progress.unfinished
+        self.came = 0  # regions, if one did in this run
 
     @property
     def count(self) -> tuple[int, int]:
@@ -70,6 +76,7 @@ class CompileProgress:
 
     def show_result(self, text: str) -> None:
         """The result of a run, with those of the node's other parts: a loader compiles a model and a VAE."""
+        coming_progress.run_ends(self._part)
         if self.node_id is None:
             return
         results = _results.setdefault(self.node_id, {})
@@ -88,7 +95,18 @@ class CompileProgress:
 
     def begin_run(self) -> None:
         """A sampling run or a decode begins: its seconds count from here."""
-        self._waited_before = self._waiting()
+        self._waited_before, self.came = self._waiting(), 0
+
+    def waits(self) -> None:
+        """A call ran originals in place of code that is being compiled."""
+        self.is_waiting, self.came = True, 0
+        coming_progress.waits(self._part)
+
+    def has_come(self, regions: int) -> None:
+        """A call ran all its regions compiled, after calls that waited."""
+        self.is_waiting, self.came = False, regions
+        coming_progress.has_come(self._part)
+        show_on_node(came_text(regions), self.node_id)
 
     def raise_if_cancelled(self) -> None:
         """Raise ComfyUI's own interruption if the user pressed Cancel."""
@@ -179,7 +197,7 @@ class CompileProgress:
             return text
         # A compile that takes longer than it did is about to end, as far as anybody knows.
         rest = left - min(self._waiting() - self._ended_at, self._next_seconds())
-        return Text("{text}, about {rest} s left", text=text, rest=_rounded(rest)) if rest >= 1 else text
+        return Text("{text}, about {rest} s left", text=text, rest=rounded(rest)) if rest >= 1 else text
 
     def _next_seconds(self) -> float:
         """The seconds of the shortest region that is left, with the compiler's start before the first."""
@@ -196,12 +214,6 @@ class CompileProgress:
         return Text(
             "compiling {number} of {total}, {seconds} s", number=min(done + 1, total), total=total, seconds=whole
         )
-
-
-def _rounded(seconds: float) -> int:
-    """To a figure that does not pretend to be exact: 7, 25, 140."""
-    step = 1 if seconds < 10 else 5 if seconds < 60 else 10
-    return max(step * round(seconds / step), 1)
 
 
 class _Ticker:

@@ -96,9 +96,12 @@ class ModuleRunner:
             self.progress.finish()
 
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
+        cache = runtime.cache()
         if self._may_wait() and not self._programs and self._request.backend.is_starting:
+            started = cache.stats.clock()
             result = invoke(description.tensors)
-            runtime.cache().stats.forward_ran(compiled=False, waits=True)
+            cache.stats.forward_ran(compiled=False, waits=True, started=started)
+            self.progress.waits()
             return result
         program, backend = self.program(description.tensors[0].device.type)
         self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
@@ -118,7 +121,14 @@ class ModuleRunner:
                 call = self._unless_changed(call)
             return call
 
-        return runtime.cache().run(program, call, None if inspected else recheck)
+        counters = cache.stats.counters
+        waiting, eager = counters.waiting_calls, counters.eager_calls
+        result = cache.run(program, call, None if inspected else recheck)
+        if counters.waiting_calls != waiting:
+            self.progress.waits()
+        elif self.progress.is_waiting and counters.eager_calls == eager:
+            self.progress.has_come(program.regions[0])
+        return result
 
     def _may_wait(self) -> bool:
         """Its code may be compiled behind the picture: a warm-up has nothing else to do than to compile."""

@@ -108,6 +108,7 @@ class SessionLog:
             # Core ends a run in a `finally`, so what stopped it is being handled.
             stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
             regions=self._progress.count,
+            came=self._progress.came,
             why_no_calls=why_no_calls,
             cell=self._cell,
             file=self._file,

@@ -14,7 +14,7 @@ from typing import Any
 
 import folder_paths
 
-from ....compile_cache.config import given_variables
+from ....compile_cache.config import COMPILE, given_variables
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 VARIABLES = {
     "Resolute.BudgetMiB": "RESOLUTE_BUDGET_MB",
     "Resolute.Captures": "RESOLUTE_CAPTURE",
+    "Resolute.Compile": "RESOLUTE_COMPILE",
     "Resolute.Remember": "RESOLUTE_REMEMBER",
     "Resolute.Workers": "RESOLUTE_WORKERS",
 }
@@ -47,10 +48,12 @@ def fixed() -> dict[str, str]:
 
 
 def _in_variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for name, variable in VARIABLES.items():
         value = settings.get(name)
-        if isinstance(value, bool) or (
+        if variable == "RESOLUTE_COMPILE":
+            found |= {variable: value} if value in COMPILE else {}
+        elif isinstance(value, bool) or (
             isinstance(value, (int, float)) and value != _AUTOMATIC.get(name) and 0 <= value <= _MAX_NUMBER
         ):
             found[variable] = str(int(value))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,40 @@ def test_the_text_says_what_comes_after_compiling(module: ModuleType, shown: lis
         progress.finish()
     progress.finish()
     assert shown[-1] == ("stopped; 2 of 3 are kept" if is_cancelled else "sampling")
+
+
+def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge_until_all_came(
+    module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = module.coming_progress
+    left, texts, counts = [(6, 38.0)], queue.SimpleQueue[str](), queue.SimpleQueue[dict[str, Any]]()
+    monkeypatch.setattr(coming, "_TICK", 0.01)
+    monkeypatch.setattr(coming, "prompt_runs", lambda: True)
+    monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.put(text))
+    monkeypatch.setattr(coming, "broadcast", lambda kind, **data: counts.put(data))
+    monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
+    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=lambda: left[0]))
+    progress = module.CompileProgress("8", "sampling", lambda: 0.0)
+    progress.begin_run()
+    progress.waits()
+    ticker = coming._ticker
+    assert texts.get(timeout=60) == "ready in about 40 s, sampling as ComfyUI does until then"
+    assert counts.get(timeout=60)["text"] == "0 of 6 regions compiled, ready in about 40 s"
+    progress.show_result("144x112: compiling meanwhile")
+    left[0] = 2, 12.0
+    assert counts.get(timeout=60)["text"] == "4 of 6 regions compiled, ready in about 10 s"
+    left[0] = 3, 20.0  # of a decoder
+    assert counts.get(timeout=60)["text"] == "4 of 7 regions compiled, ready in about 20 s"
+    again = module.CompileProgress("8", "sampling", lambda: 0.0)  # the node is executed anew
+    assert (again.is_waiting, module.CompileProgress("8", "decoding", lambda: 0.0).is_waiting) == (True, False)
+    left[0] = 0, 0.0
+    ticker.join(60)
+    assert counts.get(timeout=60) == {"left": 0}
+    assert texts.empty() and counts.empty()
+    again.begin_run()
+    again.has_come(14)
+    assert (again.came, again.is_waiting, shown[-1]) == (14, False, "faster from here on: 14 regions")
+    assert not module.CompileProgress("8", "sampling", lambda: 0.0).is_waiting
 
 
 def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(

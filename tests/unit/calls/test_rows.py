@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -66,6 +67,16 @@ STATUS = [
     ({"counts": {"graph_calls": 3}, "stopped": True, "regions": (8, 14)}, "384x256: stopped; 8 of 14 are kept"),
     ({"why_no_calls": "pack X answers in place of the model"}, "not compiled: pack X answers in place of the model"),
     ({"role": "controlnet", "steps": 0}, "384x256: nothing compiled"),
+    ({"counts": {"eager_calls": 4, "waiting_calls": 4}}, "384x256: compiling meanwhile, 0.50 s/step"),
+    (
+        {"counts": {"eager_calls": 2, "waiting_calls": 2}, "stopped": True, "regions": (0, 6)},
+        "384x256: stopped",  # what compiles goes on
+    ),
+    (
+        {"counts": {"eager_calls": 2, "waiting_calls": 2, "graph_calls": 2, "region_compiles": 6, "captures": 1},
+         "came": 6, "waits": (wait("compile", 0, 0.5), wait("capture", 1, 0.1)), "waited": 0.6},
+        "384x256: faster from here on: 6 regions, new size captured in 100 ms, 0.35 s/step",
+    ),
     (
         {"counts": {"graph_calls": 4}, "bypasses": {"streamed_weights": 4}, "step_bytes": (17 * 10**9, 24 * 10**9)},
         "384x256: nothing compiled, 0.50 s/step\nneeds 17 of 24 GB per step",
@@ -95,6 +106,34 @@ def test_the_segments_cover_the_whole_run_in_order() -> None:
     ).segments()
     assert [segment["kind"] for segment in segments] == ["load", "regions", "capture", "regions"]
     assert sum(segment["seconds"] for segment in segments) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "stretches", "kinds"),
+    [
+        (4, [(1.0, 9.0)], {"load": 1, "originals": 9}),
+        (4, [(1.01, 8.9)], {"load": 1, "originals": 9}),
+        (2, [(1.0, 4.0)], {"load": 1, "originals": 4, "compile": 1, "regions": 4}),
+        (2, [(1.0, 1.5), (6.5, 2.0)], {"load": 1, "originals": 3.5, "compile": 1, "regions": 4.5}),
+        (0, [], {"load": 1, "regions": 8, "compile": 1}),
+    ],
+)
+def test_the_segments_show_the_calls_that_ran_originals_while_code_came(
+    waiting: int, stretches: list[tuple[float, float]], kinds: dict[str, float]
+) -> None:
+    """Work between two of them that nobody notices is no piece of its own."""
+    moments = [wait("compile", start + 0.2, 0.02) for start, _ in stretches]
+    came = [] if waiting == 4 else [wait("compile", 5.0, 1.0)]
+    segments = run(
+        seconds=10.0,
+        counts={"eager_calls": waiting, "waiting_calls": waiting, "graph_calls": 4 - waiting},
+        waits=(wait("load", 0, 1.0), *moments, *came),
+        events=tuple(event("originals", *stretch) for stretch in stretches),
+    ).segments()
+    assert sum(segment["seconds"] for segment in segments) == pytest.approx(10.0)
+    assert all(one["kind"] != other["kind"] for one, other in itertools.pairwise(segments))
+    found = {kind: sum(each["seconds"] for each in segments if each["kind"] == kind) for kind in kinds}
+    assert found == pytest.approx(kinds)
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,7 @@ class AwaitedCall:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         queue = self._queue
         queue.waiter = None
-        unfinished = [key for key in self._keys if queue.jobs.pop(key, None)]
-        for key in self._keys:
-            queue.waiting.pop(key, None)
-        if unfinished:  # nobody waits for it now
+        if queue.drop(self._keys):  # nobody waits for it now
             queue.workers.close()
         self._room.close()
 
@@ -84,9 +81,10 @@ class AwaitedCall:
             for key, wanted in sorted(queue.waiting.items()):  # the same order in all processes
                 if key in self._keys and _is_made_elsewhere(wanted.call, locks, queue.table, progress):
                     del queue.waiting[key]
-            first = next((each for key, each in queue.waiting.items() if key in wanted_keys), None)
-            if first is not None:
-                self._start_workers(first.device)
+            left = [*queue.waiting.values(), *[wanted for _, wanted in queue.jobs.values()]]
+            for wanted in left:
+                if wanted.call.region.key in wanted_keys:  # perhaps left by an earlier call, which started a few
+                    self._start_workers(wanted.device)
             # Regions with most weights take longest. They go first, so that the last worker does not finish late.
             order = sorted(queue.waiting.items(), key=lambda each: (each[0] not in wanted_keys, -each[1].weights))
             queue.waiting = dict(order)

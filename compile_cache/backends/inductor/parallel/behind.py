@@ -41,6 +41,13 @@ class CompilesBehind:
         self._ending, self.lock = threading.Event(), threading.RLock()
         atexit.register(self._end)
 
+    @property
+    def coming(self) -> tuple[int, float]:
+        """How many regions are left, and in about how many seconds they are there. From any thread."""
+        waiting = [each.call.region.label for each in list(self.queue.waiting.values())]
+        share = _SHARE if self._progress.prompt_runs() else 1.0
+        return self.queue.left, self.queue.coming.seconds(waiting, self.queue.held.count, share, self._clock())
+
     def _left(self) -> None:
         self._latest = self._clock()
         if self._thread is None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from ....attribute_policy import ModuleAttributePolicy
+from ....coming import Coming
 from ....config import CacheConfig
 from ....errors import BypassReason, first_line
 from ....regions.site import SilentProgress
@@ -51,7 +52,8 @@ class CompileQueue(MadeLater):
     """The regions of all models that calls left, and those in the workers. Not thread-safe.
 
     waiting, jobs: by the key of a region. changes: how much code came, or was given up. trace_seconds: about what the
-    next trace takes. waiter: the current call, if it waits; on_left: called when another call left a region.
+    next trace takes. coming: an estimate of when they are there. waiter: the current call, if it waits; on_left: called
+    when another call left a region.
     """
 
     def __init__(self, table: RegionTable, workers: WorkerPool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,6 +63,7 @@ class CompileQueue(MadeLater):
         self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
         self.held, self.is_unable = HeldWorkers(workers, clock), False
         self.stats, self.changes, self.trace_seconds = Stats(), 0, _FIRST_TRACE
+        self.coming = Coming()
         self.waiter: Waiter | None = None
         self.on_left: Callable[[], None] = lambda: None
         self._config = CacheConfig()
@@ -73,7 +76,7 @@ class CompileQueue(MadeLater):
     @property
     def left(self) -> int:
         """How many regions wait, or are with the workers."""
-        return len(self.waiting) + len(self.jobs)
+        return len(self.waiting.keys() | self.jobs.keys())
 
     @property
     def _where(self) -> str:
@@ -89,6 +92,7 @@ class CompileQueue(MadeLater):
             self._next_ways.pop((call.region.key, call.static), None)
             return
         self.stats, device = call.stats, call.tensors[0].device
+        self.coming.device = device.type
         if self.is_unable or not self._may_have_workers(call.region.key, device):
             return
         try:
@@ -132,7 +136,17 @@ class CompileQueue(MadeLater):
         """What the workers have waits again, and they are let go."""
         for key in [key for key, (result, _) in self.jobs.items() if not result.done()]:
             self.waiting[key] = self.jobs.pop(key)[1]
+            self.coming.ended(key, self.clock())
         self.held.let_go()
+
+    def drop(self, keys: Iterable[str]) -> bool:
+        """Forget regions. Returns whether workers still have some of them."""
+        is_unfinished = False
+        for key in keys:
+            self.waiting.pop(key, None)
+            is_unfinished |= self.jobs.pop(key, None) is not None
+            self.coming.ended(key, self.clock())
+        return is_unfinished
 
     def do_one(self, is_idle: bool = False) -> bool:
         """Add code that came, or trace a region. is_idle: no prompt runs. Returns False if there was nothing to do."""
@@ -148,6 +162,7 @@ class CompileQueue(MadeLater):
         for key, (result, wanted) in self.jobs.items():
             if result.done():
                 del self.jobs[key]
+                self.coming.ended(key, self.clock())
                 self._take(wanted, result)
                 break
         else:
@@ -155,7 +170,7 @@ class CompileQueue(MadeLater):
             served = [device for device in devices if self.held.may_serve(device, is_idle)]
             key = next((key for key, each in self.waiting.items() if each.device in served), "")
             if key:
-                self._trace(self.waiting.pop(key))
+                self._trace(self.waiting[key])
         left = [*self.waiting.values(), *[wanted for _, wanted in self.jobs.values()]]
         if all(each.device != self.held.device for each in left):
             self.held.let_go()  # for what is left of another device
@@ -168,7 +183,10 @@ class CompileQueue(MadeLater):
                 job = _job(wanted)
             self.held.hold(wanted.device)
             self.jobs[call.region.key] = self.workers.submit(job), wanted
+            del self.waiting[call.region.key]
+            self.coming.submitted(call.region.key, call.region.label, self.held.count, self.clock(), started)
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+            self.waiting.pop(call.region.key, None)
             self._failed(wanted, error)
         seconds = self.clock() - started
         self.trace_seconds = (self.trace_seconds + seconds) / 2
@@ -179,6 +197,7 @@ class CompileQueue(MadeLater):
         call = wanted.call
         try:
             artifact, seconds = result.result()
+            self.coming.took(call.region.label, seconds)
             if artifact.key != call.region.key:
                 raise NotCompiledError("the process that compiles answered with another region")
             with self.table.lock:

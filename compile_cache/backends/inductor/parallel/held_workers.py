@@ -17,7 +17,7 @@ _PATIENCE_SECONDS = 10.0  # without memory for a single one
 class HeldWorkers:
     """Workers for one device at a time. Not thread-safe.
 
-    device: of the workers that are held. only_idle: they have no room beside a model that samples, so they have to go
+    device, count: of the workers that are held. only_idle: they have no room beside a model that samples, so they go
     when a prompt begins.
     """
 
@@ -28,7 +28,7 @@ class HeldWorkers:
         self._held = contextlib.ExitStack()
         self._paused_until = 0.0
         self.device: torch.device | None = None
-        self.only_idle = False
+        self.only_idle, self.count = False, 1
 
     @property
     def are_paused(self) -> bool:
@@ -61,13 +61,13 @@ class HeldWorkers:
         if self.device is None:
             count, only_idle = self._counts[device]
             self._held.enter_context(self._pool.in_use(count, device, low=True))
-            self.device, self.only_idle = device, only_idle
+            self.device, self.only_idle, self.count = device, only_idle, count
             self._lacking.pop(device, None)
 
     def hold_for(self, count: int, device: torch.device, has_room: bool) -> None:
         """Start so many for a call that waits, at usual priority. has_room: see `WorkerPool.in_use`. Raises OSError."""
         self._held.enter_context(self._pool.in_use(count, device, has_room))
-        self.device, self.only_idle = device, False
+        self.device, self.only_idle, self.count = device, False, count
         self._lacking.pop(device, None)
 
     def let_go(self) -> None:

@@ -126,6 +126,21 @@ def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -
         assert rig.call(bound, *inputs(3, 9, 10, 5)) <= TOLERANCE
 
 
+def test_it_says_how_many_regions_are_left_and_for_how_long(rig: Behind) -> None:
+    bound = rig.bind(seeded(Model))
+    assert rig.backend.coming() == (0, 0.0)
+    rig.call(bound, *inputs())
+    left, seconds = rig.backend.coming()
+    assert (left, seconds > 15.0) == (2, True), "none ended yet, and two workers have one each"
+    rig.call(bound, *inputs())
+    rig.workers.finish()
+    rig.call(bound, *inputs())
+    assert rig.backend.coming() == (1, 0.25), "the one that ended took a second, so the other is about to end"
+    rig.workers.finish()
+    rig.call(bound, *inputs())
+    assert rig.backend.coming() == (0, 0.0)
+
+
 def test_calls_pay_for_a_share_of_their_time_and_what_is_left_waits(
     rig: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
