@@ -134,10 +134,11 @@ class CompileQueue(MadeLater):
 
     def take_back(self) -> None:
         """What the workers have waits again, and they are let go."""
-        for key in [key for key, (result, _) in self.jobs.items() if not result.done()]:
+        taken = [key for key, (result, _) in self.jobs.items() if not result.done()]
+        for key in taken:
             self.waiting[key] = self.jobs.pop(key)[1]
             self.coming.ended(key, self.clock())
-        self.held.let_go()
+        self.held.let_go(at_once=bool(taken))
 
     def drop(self, keys: Iterable[str]) -> bool:
         """Forget regions. Returns whether workers still have some of them."""

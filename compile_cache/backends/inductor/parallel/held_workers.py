@@ -70,10 +70,10 @@ class HeldWorkers:
         self.device, self.only_idle, self.count = device, False, count
         self._lacking.pop(device, None)
 
-    def let_go(self) -> None:
+    def let_go(self, at_once: bool = False) -> None:
         """They end when they were idle for a while; at once where they have no room beside a model that samples."""
         self._held.close()
-        if self.only_idle:
+        if self.only_idle or at_once:
             self._pool.close()
         self.device, self.only_idle = None, False
 

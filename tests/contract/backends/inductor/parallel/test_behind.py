@@ -37,7 +37,7 @@ class Workers:
     def __init__(self) -> None:
         self.jobs: list[tuple[jobs.Job, Compiled]] = []
         self.running, self.users, self.ended = True, 0, 0
-        self.low = self.is_fast = False  # is_fast: a job ends as soon as it begins
+        self.low = True  # those for a call that waits end a job as soon as it begins
         self.devices: list[torch.device] = []  # that children were started for
 
     @contextlib.contextmanager
@@ -58,7 +58,7 @@ class Workers:
             raise NotCompiledError("no process")
         result = Compiled()
         self.jobs.append((job, result))
-        if self.is_fast:
+        if not self.low:
             self.finish()
         return result
 
@@ -369,7 +369,6 @@ def test_a_card_that_has_no_room_for_a_worker_even_while_nothing_runs_makes_a_la
         with rig.expect(eager_calls=1):
             assert rig.call(bound, *inputs(), seconds=1) == 0
     wait_for(lambda: asked)
-    rig.workers.is_fast = True
     with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
         assert rig.call(bound, *inputs()) <= TOLERANCE
     assert (rig.queue.left, rig.workers.users, rig.workers.low) == (0, 0, False)
@@ -380,7 +379,6 @@ def test_a_warm_up_takes_what_earlier_calls_left(rig: Behind) -> None:
     bound = rig.bind(seeded(Model))
     rig.leave(bound, *inputs())
     assert (rig.queue.left, len(rig.workers.jobs)) == (2, 2)
-    rig.workers.is_fast = True
     with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
         assert bound.error(*inputs()) <= TOLERANCE
     assert (rig.queue.left, rig.workers.low) == (0, False)
@@ -388,7 +386,6 @@ def test_a_warm_up_takes_what_earlier_calls_left(rig: Behind) -> None:
 
 def test_what_calls_left_survives_a_warm_up_of_another_model_that_is_cancelled(rig: Behind) -> None:
     rig.leave(rig.bind(seeded(Model)), *inputs())
-    rig.workers.is_fast = False
     with pytest.raises(InterruptedError):
         rig.bind(seeded(Block))(tokens(), progress=Stopper(*range(1, 1000)))
     assert rig.queue.left == 2
@@ -416,7 +413,7 @@ def test_after_a_warm_up_calls_run_what_it_compiled(rig: Behind) -> None:
     rig.call(bound, tokens(), seconds=0)
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert bound.error(tokens()) <= TOLERANCE
-    assert rig.queue.left == 1
+    assert rig.queue.left == 0
     with rig.expect(graph_calls=1, region_calls=1):
         assert rig.call(bound, tokens()) <= TOLERANCE
 
@@ -450,7 +447,7 @@ def test_what_waits_keeps_no_model_alive(rig: Behind) -> None:
     assert rig.queue.left == 2
 
 
-def test_a_call_that_waits_compiles_what_is_missing_itself(rig: Behind) -> None:
+def test_a_call_that_waits_has_what_is_missing_compiled_at_once(rig: Behind) -> None:
     bound = rig.bind(seeded(Block))
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert bound.error(tokens()) <= TOLERANCE  # a warm-up
