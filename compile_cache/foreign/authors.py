@@ -146,14 +146,6 @@ def codes_of(module: Any) -> set[CodeType]:
     return _file_of(module).codes()
 
 
-def read_ahead(*packages: str) -> None:
-    """Read the files of these packages' own modules, not of packages below them, before a prompt waits for that."""
-    for name, module in list(sys.modules.items()):
-        if name.rpartition(".")[0] in packages:
-            codes_of(module)
-            _imported_by(name)
-
-
 def _file_of(module: ModuleType) -> _File:
     if module not in _files:
         _files[module] = _File(module)

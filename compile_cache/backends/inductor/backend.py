@@ -113,9 +113,13 @@ class InductorBackend(Backend):
             logger.warning("Resolute: worker processes were not started early: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
         if self.probe(device.type).available:
-            from . import program  # noqa: F401 (imports inductor)
+            from .compile.tracing import import_all
 
-            self.table  # noqa: B018
+            self.table  # noqa: B018 (imports inductor)
+            if config.compile == BEHIND:  # a prompt would wait for it
+                from . import program  # noqa: F401
+
+                import_all()
 
     def _has_nothing_stored(self, device: torch.device, config: CacheConfig) -> bool:
         # `is_new` looks at the folder alone. `_store` needs the environment, and with it inductor's import.

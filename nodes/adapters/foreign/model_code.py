@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
@@ -33,6 +34,20 @@ EXCHANGED = BypassReason(
     BypassCode.REPLACED_FORWARD,
     "another pack put code of its own into the model, and a capture would repeat what that code did once",
 )
+
+
+# Core imports them when it starts, and models of all kinds share code with theirs.
+_COMMON = (
+    "comfy.ldm.models.autoencoder", "comfy.ldm.modules.attention", "comfy.ldm.modules.diffusionmodules.model",
+    "comfy.ldm.modules.diffusionmodules.openaimodel", "comfy.ops",
+)  # fmt: skip
+
+
+def read_ahead() -> None:
+    """Read what the code of common models can reach, before a prompt waits for that."""
+    inside = [(name, each) for name in _COMMON for each in list(vars(sys.modules.get(name, object)).values())]
+    kinds = {each for name, each in inside if isinstance(each, type) and each.__module__ == name}
+    ReachCache(MANAGEMENT_MODULES).of(each for each in kinds if issubclass(each, torch.nn.Module))
 
 
 class ModelCode:

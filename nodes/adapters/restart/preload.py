@@ -15,19 +15,18 @@ import torch
 from ....compile_cache.backends import registry
 from ....compile_cache.config import BEHIND
 from ....compile_cache.errors import UserError
-from ....compile_cache.foreign import authors
 from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
 from ....compile_cache.torch_facts import fake_devices
 from ....compile_cache.torch_facts.private_names import dynamo  # noqa: F401 (two threads that import it at once find half of it)
 from ..comfyui.compile_nodes import WITH_AUTO
+from ..foreign import model_code
 from ..process import collector, runtime
 from . import shape_status
 
 logger = logging.getLogger(__name__)
 
 _MAX_MODELS = 8  # those used last; a UNet, a decoder and a ControlNet are three
-_READ_BY_MOST = ("comfy", "comfy.ldm.modules", "comfy.ldm.modules.diffusionmodules")  # their code is in most blocks
 _pending: dict[str, list[tuple[str, str]]] = {}  # by model: (backend, key) of the regions still to be loaded
 _wanted: collections.deque[str] = collections.deque(maxlen=_MAX_MODELS)  # models of queued prompts, the latest last
 
@@ -76,7 +75,7 @@ def _preload() -> None:
         preload(device)
         if runtime.cache().config.compile == BEHIND:  # no prompt waits for a backend then, nor shares Python with it
             registry.candidates(registry.AUTO)[0].prewarm(device, runtime.cache().config)
-            authors.read_ahead(*_READ_BY_MOST)
+            model_code.read_ahead()
     except UserError as error:  # a setting; each of our nodes raises it too
         logger.warning("Resolute: %s No Resolute node runs until it is corrected and ComfyUI is started again.", error)
     except Exception:

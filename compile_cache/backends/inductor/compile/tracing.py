@@ -106,6 +106,19 @@ def general_hints(sizes: Mapping[str, int], device: torch.device) -> dict[str, i
     return {name: max(2 * size if name in doubled else size, lowest.get(name, 2)) for name, size in sizes.items()}
 
 
+def import_all() -> None:
+    """Trace something small: the first trace of a process imports much."""
+    module = torch.nn.Sequential(torch.nn.GroupNorm(1, 2), torch.nn.Conv2d(2, 2, 1))
+    with torch.no_grad():
+        trace(
+            lambda given, x: given(x),
+            module,
+            [torch.zeros(1, 2, 4, 4)],
+            [("batch", None, "h", "w")],
+            {"batch": 1, "h": 4, "w": 4},
+        )
+
+
 def trace(
     function: RegionFunction,
     module: torch.nn.Module,

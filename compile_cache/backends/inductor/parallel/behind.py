@@ -108,12 +108,13 @@ class CompilesBehind:
                     self.lock.release()
 
     def _is_idle(self) -> bool:
-        """No prompt runs, and for a while no call was made, through regions, by a replay or eagerly."""
+        """For a while no prompt ran, and no call was made, through regions, by a replay or eagerly."""
         counters = self.queue.stats.counters
         calls = counters.graph_calls + counters.replays + counters.eager_calls
-        if calls != self._calls:
+        if calls != self._calls or self._progress.prompt_runs():  # queued prompts follow each other at once
             self._calls, self._looked = calls, self._clock()  # not `_latest`: the next call would get no credit
-        return self._clock() - max(self._latest, self._looked) >= _IDLE_SECONDS and not self._progress.prompt_runs()
+            return False
+        return self._clock() - max(self._latest, self._looked) >= _IDLE_SECONDS
 
     def _end(self) -> None:
         """Python ends: a thread that still traces would crash in it, and workers would go on with what they do."""
