@@ -36,7 +36,7 @@ class CompilesBehind:
         queue.on_left = self._left
         self._calls, self._credit = 0, 0.0
         self._progress: Progress = SilentProgress()
-        self._latest, self._looked = 0.0, 0.0
+        self._latest, self._looked, self._counted = 0.0, 0.0, 0.0  # the latter: credit was given until then
         self._thread: threading.Thread | None = None
         self._ending, self.lock = threading.Event(), threading.RLock()
         atexit.register(self._end)
@@ -84,16 +84,17 @@ class CompilesBehind:
 
     def _work(self) -> None:
         now = self._clock()
-        self._credit = min(self._credit + _SHARE * max(now - self._latest, 0.0), _MOST_SECONDS)
+        self._credit = min(self._credit + _SHARE * max(now - self._counted, 0.0), _MOST_SECONDS)
         while self._credit >= (self.queue.trace_seconds if self.queue.waiting else 0.0) and self.queue.do_one():
             self._credit -= self._clock() - now
             now = self._clock()
-        self._latest = self._clock()
+        self._latest = self._counted = self._clock()
 
     def _go_on(self) -> None:
         """The life of the thread."""
         while not self._ending.wait(_LOOK_SECONDS):
-            is_idle = self._is_idle()
+            if is_idle := self._is_idle():
+                self._counted = self._clock()  # calls did not take this time
             if (is_idle or self.queue.held.only_idle) and self.lock.acquire(blocking=False):
                 try:
                     if not is_idle:
