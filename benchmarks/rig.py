@@ -32,6 +32,10 @@ def server(setup: command.Setup, folder: Path, arguments: list[str], **settings:
     """A server on CUDA with Resolute and the test nodes. settings: of ComfyServer; `packs` come in addition."""
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack", **settings.pop("packs", {})}
     settings = {"models": generated.folder(), "cpu": False, "arguments": arguments, **settings}
+    settings["environment"] = {
+        "RESOLUTE_COMPILE": "before",
+        **(settings.get("environment") or {}),
+    }  # what is timed is compiled
     return ComfyServer(setup.python, setup.comfyui, folder, packs=packs, **settings)
 
 

@@ -15,7 +15,7 @@ _MIB = 1024 * 1024
 _GPU_FRACTION = 4  # by default, captures hold at most a quarter of a GPU between runs, to leave room for the weights
 ATTENTION = ("measured", "flash")
 BEHIND = "behind"
-COMPILE = ("before", BEHIND)
+COMPILE = (BEHIND, "before")
 _PACK = re.compile(r"[^@]+@[^@:]+:[0-9a-f]{16}")
 
 
@@ -36,8 +36,8 @@ class CacheConfig:
         another pack may replace those.
     attention: "measured", on NVIDIA the fastest kernel of each shape (attention/), or "flash", which a trace takes.
         What is not the default is a part of `source`.
-    compile: when regions without code are compiled. "before": the call waits for them; "behind": it runs the originals
-        meanwhile.
+    compile: when regions without code are compiled. "behind": the call runs the originals meanwhile; "before": it waits
+        for them.
     attribute_policy: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
         None: as it was measured.

@@ -6,7 +6,7 @@ const CATEGORY = "Resolute";
 export const BACKEND = "Resolute.Backend";
 
 const COMPILE = "Resolute.Compile";
-const WHEN = "before"; // the default, as in compile_cache/config.py
+const WHEN = "behind"; // the default, as in compile_cache/config.py
 
 const PRESET = "Resolute.Preset";
 const USUAL = { [BACKEND]: "auto", [COMPILE]: WHEN };
