@@ -32,7 +32,7 @@ MARKERS = (
 # To find the CPU's vector instructions, inductor starts ten processes that import torch, in each process that compiles:
 # 15 s of a processor. Only the demo's test lets it. Inductor reads this when it is imported.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# Most tests count what the first call compiles, so it waits for that. Tests of compiles behind the picture ask for them.
+# Most tests count what the first call compiles, so it waits. Tests of compiles behind the picture ask for those.
 os.environ.setdefault("RESOLUTE_COMPILE", "before")
 
 PACK_NAME = "resolute"
