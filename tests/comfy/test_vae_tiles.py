@@ -89,9 +89,11 @@ def test_a_call_in_tiles_is_stocks_and_compiles_once_for_all_tiles(
         rise = compiled.check(lambda vae, size=size: case.call(vae, *size))
         assert rise.eager_calls == 0
         assert rise.graph_calls >= case.least
-        assert (rise.region_compiles == 0) == bool(number)
+        assert rise.region_compiles == 0 or not number or "a video" in name  # which has tiles of other lengths
         if case.kind == "compiled":
             assert compiled.stats.counters.signatures - before <= MOST_SIZES
+    for size in case.sizes:
+        assert compiled.check(lambda vae, size=size: case.call(vae, *size)).region_compiles == 0, size
 
 
 @pytest.mark.long
