@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts
 from compile_cache.backends.inductor import program as programs
 from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.parallel.pool import WorkerPool
 from compile_cache.backends.inductor.regions import region as regions
 from compile_cache.backends.inductor.regions import table as tables
 from compile_cache.calls.cache import GraphCache
@@ -91,21 +91,16 @@ def test_the_run_that_looks_for_missing_regions(clock: Clock, monkeypatch: pytes
     cold.cache.stats.clock = clock
     bound = cold.bind(seeded(lambda: nn.Sequential(Block())))
     monkeypatch.setattr(bound.program, "_worker_count", lambda call: 2)
-    monkeypatch.setattr(bound.program, "_workers", _NoWorkers())
-    monkeypatch.setattr(programs, "compile_in_parallel", lambda missing, table, workers: None)
+    monkeypatch.setattr(programs.AwaitedCall, "finish", lambda self, keys, announce: None)
+    monkeypatch.setattr(programs.AwaitedCall, "leaves", lambda self, key, device: self._keys.add(key))
     clock.slow(monkeypatch, bound.module, "forward", 7.0)
     bound(tokens())
     # The second run gives the answer, so it is no wait. It compiles, which the fake clock does not see.
     assert (clock.now, waited(cold.cache)) == (14.0, 7.0)
 
 
-class _NoWorkers:
-    running = False
-
-    def early(self, key: str, settings: Any) -> None: ...
-
-    def in_use(self, count: int, device: torch.device, has_room: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+def _refuse(*given: Any) -> Any:
+    raise OSError("no process")
 
 
 def test_waiting_for_another_process_that_compiles_the_same_regions(
@@ -114,7 +109,7 @@ def test_waiting_for_another_process_that_compiles_the_same_regions(
     cold.cache.stats.clock = clock
     bound = cold.bind(seeded(Block))
     monkeypatch.setattr(bound.program, "_worker_count", lambda call: 2)
-    monkeypatch.setattr(bound.program, "_workers", _NoWorkers())
+    monkeypatch.setattr(WorkerPool, "in_use", _refuse)
 
     class Store:
         @contextlib.contextmanager
@@ -129,7 +124,7 @@ def test_waiting_for_another_process_that_compiles_the_same_regions(
 
     monkeypatch.setattr(bound.program._regions, "_store_for", lambda device: Store())  # type: ignore[attr-defined]
     bound(tokens())
-    # Once for the workers (one region is too few for them) and once for the compile in this process.
+    # Once for the workers, of which none starts, and once for the compile in this process.
     assert waited(cold.cache) == clock.now == 18.0
 
 
