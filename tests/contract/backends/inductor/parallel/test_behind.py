@@ -375,6 +375,39 @@ def test_a_card_that_has_no_room_for_a_worker_even_while_nothing_runs_makes_a_la
     rig.behind._end()
 
 
+def test_code_that_no_call_compared_yet_survives_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(behinds, "_IDLE_SECONDS", float("inf"))
+    stored: dict[str, Any] = {"store_folder": tmp_path, "source": "one"}
+    one = Behind(**stored)
+    bound = one.bind(seeded(Block))
+    one.leave(bound, tokens())
+    one.workers.finish()
+    one.call(bound, tokens())  # it came at the end of this call
+    (marked,) = tmp_path.glob("*/*.region")
+    two = Rig(InductorBackend(), workers=0, **stored)
+    with two.expect(region_loads=1, verifications=1, region_calls=1, graph_calls=1):
+        assert two.bind(seeded(Block)).error(tokens()) <= TOLERANCE
+    assert not marked.exists()
+    three = Rig(InductorBackend(), workers=0, **stored)
+    with three.expect(region_loads=1, region_calls=1, graph_calls=1):
+        assert three.bind(seeded(Block)).error(tokens()) <= TOLERANCE
+    one.behind._end()
+
+
+def test_code_that_is_wrong_does_not_stay_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(behinds, "_IDLE_SECONDS", float("inf"))
+    one = Behind(store_folder=tmp_path, source="one")
+    bound = one.bind(seeded(Block))
+    one.leave(bound, tokens())
+    one.workers.finish()
+    one.call(bound, tokens())
+    assert len(list(tmp_path.glob("*/*.region"))) == 1
+    monkeypatch.setattr(region, "difference_from_original", lambda *given: "it is wrong")
+    assert one.call(bound, tokens()) == 0
+    assert not list(tmp_path.glob("*/*.region"))
+    one.behind._end()
+
+
 def test_a_warm_up_takes_what_earlier_calls_left(rig: Behind) -> None:
     bound = rig.bind(seeded(Model))
     rig.leave(bound, *inputs())
