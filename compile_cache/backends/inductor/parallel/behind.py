@@ -49,7 +49,7 @@ class CompilesBehind:
         return self.queue.left, self.queue.coming.seconds(waiting, self.queue.held.count, share, self._clock())
 
     def _left(self) -> None:
-        self._latest = self._clock()
+        self._latest = self._counted = self._clock()
         if self._thread is None:
             self._thread = threading.Thread(target=self._go_on, name="resolute-behind", daemon=True)
             self._thread.start()

@@ -160,6 +160,12 @@ def test_calls_pay_for_a_share_of_their_time_and_what_is_left_waits(
     assert submitted == [0, 1, 1, 2, 2]
 
 
+def test_the_time_before_a_first_call_pays_for_nothing(rig: Behind) -> None:
+    rig.queue.trace_seconds = 0.5
+    rig.call(rig.bind(seeded(Block)), tokens(), seconds=1e6)
+    assert not rig.workers.jobs
+
+
 def test_while_nothing_runs_work_goes_on_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behinds, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(behinds, "_SHARE", 0.0)
