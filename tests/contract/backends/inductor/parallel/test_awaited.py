@@ -35,7 +35,7 @@ EDGES = (0, 1, 2, 16, 17, 50_000)  # sizes around the limits of guards
 
 
 def rig(**config: Any) -> Rig:
-    return Rig(InductorBackend(), workers=2, **config)
+    return Rig(InductorBackend(), **{"workers": 2, "compile": "before", **config})
 
 
 def test_they_are_right_at_every_size_and_nothing_compiles_again(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_workers_that_cannot_be_started_early_are_logged_and_cost_nothing_else(
     one = rig()
     monkeypatch.setattr(one.backend.workers, "start", refuse)  # type: ignore[attr-defined]
     with caplog.at_level("WARNING"):
-        one.backend.prewarm(torch.device("cpu"), CacheConfig(workers=2))
+        one.backend.prewarm(torch.device("cpu"), CacheConfig(workers=2, compile="before"))
         one.backend._prewarming.join()  # type: ignore[attr-defined]
     assert "worker processes were not started early: no more processes" in caplog.text
     assert one.backend._table is not None  # type: ignore[attr-defined]  # inductor is imported all the same

@@ -208,7 +208,7 @@ def test_processes_that_are_killed_leave_no_file_behind(program: Callable[[str],
 
 
 def test_processes_that_end_by_themselves_leave_no_thread_and_no_pipe(program: Callable[[str], Path]) -> None:
-    program("raise SystemExit")
+    program("import time; time.sleep(1)")  # it is seen before it ends
     processes = pool.WorkerPool()
 
     def left() -> set[object]:
