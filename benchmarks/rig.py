@@ -32,10 +32,8 @@ def server(setup: command.Setup, folder: Path, arguments: list[str], **settings:
     """A server on CUDA with Resolute and the test nodes. settings: of ComfyServer; `packs` come in addition."""
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack", **settings.pop("packs", {})}
     settings = {"models": generated.folder(), "cpu": False, "arguments": arguments, **settings}
-    settings["environment"] = {
-        "RESOLUTE_COMPILE": "before",
-        **(settings.get("environment") or {}),
-    }  # what is timed is compiled
+    waits = {"RESOLUTE_COMPILE": "before"}  # what is timed is compiled
+    settings["environment"] = {**waits, **(settings.get("environment") or {})}
     return ComfyServer(setup.python, setup.comfyui, folder, packs=packs, **settings)
 
 

@@ -113,11 +113,10 @@ class InductorBackend(Backend):
             logger.warning("Resolute: worker processes were not started early: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
         if self.probe(device.type).available:
-            from .compile.tracing import import_all
-
             self.table  # noqa: B018 (imports inductor)
             if config.compile == BEHIND:  # a prompt would wait for it
                 from . import program  # noqa: F401
+                from .compile.tracing import import_all
 
                 import_all()
 

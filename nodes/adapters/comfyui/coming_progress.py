@@ -1,5 +1,5 @@
-"""What people see of compiles behind the picture: while the prompt runs, a text on each node whose calls wait for them,
-and until all are there, a count on the badge.
+"""Show compiles behind the picture: while the prompt runs, a text on each node whose calls wait for them, and until all
+are there, a count on the badge.
 """
 
 from __future__ import annotations

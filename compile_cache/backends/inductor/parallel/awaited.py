@@ -88,12 +88,14 @@ class AwaitedCall:
             # Regions with most weights take longest. They go first, so that the last worker does not finish late.
             order = sorted(queue.waiting.items(), key=lambda each: (each[0] not in wanted_keys, -each[1].weights))
             queue.waiting = dict(order)
+            announce()
             while queue.held.device is not None and not wanted_keys.isdisjoint(
                 queue.waiting.keys() | queue.jobs.keys()
             ):
                 progress.raise_if_cancelled()
-                announce()
-                if not queue.do_one():
+                if queue.do_one():
+                    announce()
+                else:
                     wait([result for result, _ in queue.jobs.values()], _POLL_SECONDS, FIRST_COMPLETED)
 
 

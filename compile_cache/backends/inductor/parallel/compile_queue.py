@@ -133,7 +133,7 @@ class CompileQueue(MadeLater):
         self.held.let_go()
 
     def take_back(self) -> None:
-        """What the workers have waits again, and they are let go."""
+        """Have the regions in the workers wait again, and let the workers go."""
         taken = [key for key, (result, _) in self.jobs.items() if not result.done()]
         for key in taken:
             self.waiting[key] = self.jobs.pop(key)[1]

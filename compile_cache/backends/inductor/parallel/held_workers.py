@@ -60,14 +60,15 @@ class HeldWorkers:
         """Start them, unless they are held. Raises OSError."""
         if self.device is None:
             count, only_idle = self._counts[device]
-            self._held.enter_context(self._pool.in_use(count, device, low=True))
-            self.device, self.only_idle, self.count = device, only_idle, count
-            self._lacking.pop(device, None)
+            self._begin(count, device, only_idle, low=True)
 
     def hold_for(self, count: int, device: torch.device, has_room: bool) -> None:
         """Start so many for a call that waits, at usual priority. has_room: see `WorkerPool.in_use`. Raises OSError."""
-        self._held.enter_context(self._pool.in_use(count, device, has_room))
-        self.device, self.only_idle, self.count = device, False, count
+        self._begin(count, device, only_idle=False, has_room=has_room)
+
+    def _begin(self, count: int, device: torch.device, only_idle: bool, **given: bool) -> None:
+        self._held.enter_context(self._pool.in_use(count, device, **given))
+        self.device, self.only_idle, self.count = device, only_idle, count
         self._lacking.pop(device, None)
 
     def let_go(self, at_once: bool = False) -> None:

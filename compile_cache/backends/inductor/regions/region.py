@@ -63,7 +63,7 @@ def replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
 
 @dataclass(frozen=True, eq=False)
 class _Unverified:
-    """What to do once code was compared. artifact: makes what is stored then. stored: the name of what is stored until
+    """Code that no comparison confirmed. artifact: makes the one to store after it. stored: the name of the one until
     then, empty if nothing is. is_loaded: an earlier process compiled it.
     """
 

@@ -290,7 +290,7 @@ def test_a_second_device_gets_children_of_its_own_once_the_first_ones_are_idle(
     with processes.in_use(1, CPU):
         first = processes.start()
         with processes.in_use(1, torch.device("cpu", 1)):
-            assert processes.start() is first, "somebody uses them"
+            assert processes.start() is first, "a caller uses them"
     with processes.in_use(1, torch.device("cpu", 1)):
         second = processes.start()
     assert second is not first
