@@ -42,7 +42,7 @@ def test_the_first_prompt_samples_at_once_and_a_later_one_runs_compiled(
     assert first.rise["waiting_calls"] == first.rise["eager_calls"] == STEPS + 1
     assert first.bypasses == {}
     # Cancel ends the prompt, and not what compiles.
-    long = compiled(tiny_prompt(seed=1, width=136, height=104, steps=600))
+    long = compiled(tiny_prompt(seed=1, width=136, height=104, steps=5000))
     assert "interrupted" in bench.cancel_once(long, lambda: "behind the picture" in str(bench.texts("trace")))
     ends, compiles = time.monotonic() + MOST_SECONDS, 0
     for number in itertools.count():  # ComfyUI does not sample again what it has just sampled
