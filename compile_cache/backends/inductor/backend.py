@@ -116,9 +116,6 @@ class InductorBackend(Backend):
             self.table  # noqa: B018 (imports inductor)
             if config.compile == BEHIND:  # a prompt would wait for it
                 from . import program  # noqa: F401
-                from .compile.tracing import import_all
-
-                import_all()
 
     def _has_nothing_stored(self, device: torch.device, config: CacheConfig) -> bool:
         # `is_new` looks at the folder alone. `_store` needs the environment, and with it inductor's import.

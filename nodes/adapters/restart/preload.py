@@ -71,11 +71,12 @@ def _backend(node: Mapping[str, Any]) -> str | None:
 
 def _preload() -> None:
     try:
-        device = comfy.model_management.get_torch_device()
-        preload(device)
-        if runtime.cache().config.compile == BEHIND:  # no prompt waits for a backend then, nor shares Python with it
-            registry.candidates(registry.AUTO)[0].prewarm(device, runtime.cache().config)
+        device, config = comfy.model_management.get_torch_device(), runtime.cache().config
+        if config.compile == BEHIND:
             model_code.read_ahead()
+        preload(device)
+        if config.compile == BEHIND:  # no prompt waits for a backend then, nor shares Python with it
+            registry.candidates(registry.AUTO)[0].prewarm(device, config)
     except UserError as error:  # a setting; each of our nodes raises it too
         logger.warning("Resolute: %s No Resolute node runs until it is corrected and ComfyUI is started again.", error)
     except Exception:

@@ -8,6 +8,8 @@ serves every module of the same structure, in inference mode and under no_grad.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -106,10 +108,11 @@ def general_hints(sizes: Mapping[str, int], device: torch.device) -> dict[str, i
     return {name: max(2 * size if name in doubled else size, lowest.get(name, 2)) for name, size in sizes.items()}
 
 
+@functools.cache
 def import_all() -> None:
-    """Trace something small: the first trace of a process imports much."""
+    """Trace something small, once: the first trace of a process imports much. A fault shows in the next trace."""
     module = torch.nn.Sequential(torch.nn.GroupNorm(1, 2), torch.nn.Conv2d(2, 2, 1))
-    with torch.no_grad():
+    with torch.no_grad(), contextlib.suppress(Exception):
         trace(
             lambda given, x: given(x),
             module,

@@ -13,6 +13,7 @@ from ....keys import GraphKey
 from ....regions.site import Progress, SilentProgress
 from ....torch_facts.private_names import Loss, lost
 from ...base import Call
+from ..compile.tracing import import_all
 from .compile_queue import CompileQueue
 
 _SHARE = 0.05  # of the time of calls that may go to work in this process
@@ -94,6 +95,7 @@ class CompilesBehind:
         """The life of the thread."""
         while not self._ending.wait(_LOOK_SECONDS):
             if is_idle := self._is_idle():
+                import_all()  # without the lock
                 self._counted = self._clock()  # calls did not take this time
             if (is_idle or self.queue.held.only_idle) and self.lock.acquire(blocking=False):
                 try:

@@ -110,18 +110,11 @@ class CompileQueue(MadeLater):
             self.on_left()
 
     def _may_have_workers(self, key: str, device: torch.device) -> bool:
-        """Start workers for a region that is left, since that takes seconds, unless they have to wait for memory."""
+        """Those of a call that waits start at once. Others start with a trace: beside a first prompt they slow it."""
         if self.waiter is not None:
             self.waiter.leaves(key, device)
             return True
-        try:
-            if not self.left and not self.held.plan(self._config.workers, device, anew=True):
-                return False
-            if self.held.may_serve(device, is_idle=False):
-                self.held.hold(device)
-        except OSError as error:
-            self._stop(error)
-        return not self.is_unable
+        return bool(self.left) or self.held.plan(self._config.workers, device, anew=True)
 
     def _stop(self, error: Exception) -> None:
         """Have calls wait for their compiles from now on, as without this."""
@@ -179,10 +172,10 @@ class CompileQueue(MadeLater):
 
     def _trace(self, wanted: Wanted) -> None:
         call, started = wanted.call, self.clock()
+        self.held.hold(wanted.device)  # they start meanwhile
         try:
             with torch.no_grad():
                 job = _job(wanted)
-            self.held.hold(wanted.device)
             self.jobs[call.region.key] = self.workers.submit(job), wanted
             del self.waiting[call.region.key]
             self.coming.submitted(call.region.key, call.region.label, self.held.count, self.clock(), started)

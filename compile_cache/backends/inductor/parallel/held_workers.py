@@ -17,8 +17,8 @@ _PATIENCE_SECONDS = 10.0  # without memory for a single one
 class HeldWorkers:
     """Workers for one device at a time. Not thread-safe.
 
-    device, count: of the workers that are held. only_idle: they have no room beside a model that samples, so they go
-    when a prompt begins.
+    device: of those that are held. count: of them, or before that as planned. only_idle: they have no room beside a
+    model that samples, so they go when a prompt begins.
     """
 
     def __init__(self, pool: WorkerPool, clock: Callable[[], float]) -> None:
@@ -38,7 +38,10 @@ class HeldWorkers:
         """Find how many a device may have, unless that is known. Returns False if there is no processor for any."""
         if anew or not self._counts.get(device, (0, False))[0]:
             self._counts[device] = worker_count_behind(wanted, device)
-        return self._counts[device][0] > 0
+        count = self._counts[device][0]
+        if self.device is None:
+            self.count = max(count, 1)
+        return count > 0
 
     def lacks_room(self, device: torch.device) -> bool:
         """For a while there was no memory for one, though no prompt ran: then calls wait, and weights give it."""
