@@ -155,10 +155,6 @@ class Program(ABC):
         """The latest `run` ran originals in place of code that will come."""
         return False
 
-    def runs_original(self, call: Call) -> bool:
-        """The next `run` of this call is its original and nothing else: it needs its weights as the original does."""
-        return False
-
     @property
     def regions(self) -> tuple[int, int]:
         """(compiled, total) distinct regions of this module."""

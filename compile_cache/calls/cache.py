@@ -136,12 +136,9 @@ class GraphCache:
             self.shapes.record(call.key, program, flags=key.torch_flags)
             return begun.output
         difference = self._record_signature(program, key)
-        is_original = action is Action.EAGER or program.runs_original(call)
-        if is_original and action is Action.CAPTURE:
-            action = Action.REGIONS  # there is nothing to capture yet
         with ExitStack() as held:
-            holds = not is_original and begun.reason is not NOT_RESIDENT
-            pinned = holds and self._hold_weights(call, key, action, held)
+            is_short = action is Action.EAGER or begun.reason is NOT_RESIDENT
+            pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._attempts.count(NOT_RESIDENT)
                 action, _ = self._decide(program, call, key, NOT_RESIDENT)

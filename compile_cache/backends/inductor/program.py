@@ -67,9 +67,6 @@ class InductorProgram(Program):
     def waits(self) -> bool:
         return self._regions.waits
 
-    def runs_original(self, call: Call) -> bool:
-        return self._behind.has_nothing_for(call, self._waited)
-
     @property
     def regions(self) -> tuple[int, int]:
         return self._regions.compiled_count
@@ -128,9 +125,9 @@ class InductorProgram(Program):
         Which regions lack code, and for which inputs, shows only when the call runs. So its first run leaves them to
         the queue, as each run does that waits for nothing; what is still missing then is compiled by the second one.
         """
-        if self.runs_original(call):
-            return call.invoke(call.tensors)
         behind = self._behind
+        if behind.has_nothing_for(call, self._waited):
+            return call.invoke(call.tensors)
         count = 0 if (is_behind := behind.serves(call, self._config)) else self._worker_count(call)
         queue = behind.queue if is_behind or count else None
         with installed(self._hooks):

@@ -94,15 +94,6 @@ def test_a_run_and_its_capture_have_the_weights_in_place_under_one_pin(
     assert weights.pinned_so_far == 1
 
 
-def test_a_run_of_the_original_alone_has_its_weights_as_without_resolute(
-    cache: GraphCache, program: Any, module: Any, weights: Any
-) -> None:
-    program.runs_original = lambda call: True
-    with expect(cache, graph_calls=1):
-        assert answer(cache.run(program, module.call(weights=weights))) == 2.0
-    assert (program.in_place, weights.asked, program.capture_attempts) == ([False], 0, 0)
-
-
 def test_a_replay_is_pinned_while_it_is_launched(cache: GraphCache, program: Any, module: Any, weights: Any) -> None:
     cache.run(program, module.call(weights=weights))
     launched: list[int] = []
