@@ -113,7 +113,7 @@ _TABLE = (
     _Name("make_fx", "torch.fx.experimental.proxy_tensor", Loss.COMPILING),
     _Name("symbolic_shape_config", "torch.fx.experimental._config", Loss.COMPILING, "", ("backed_size_oblivious",)),
     _Name("ShapeEnv", "torch.fx.experimental.symbolic_shapes", Loss.COMPILING,
-          members=("create_symbol", "create_symintnode")),
+          members=("create_symbol", "create_symintnode", "constrain_symbol_range")),
     _Name("DimDynamic", "torch.fx.experimental.symbolic_shapes", Loss.COMPILING),
     _Name("FakeTensorMode", "torch._subclasses.fake_tensor", Loss.COMPILING, members=("from_tensor",)),
     _Name("FakeTensor", "torch._subclasses.fake_tensor", Loss.COMPILING),

@@ -41,6 +41,7 @@ Shapes = tuple[tuple[int, ...], ...]
 # On the CPU the meta kernel of a convolution branches on batch == 1 and on batch < 16. With a hint above both, the
 # symbol gets no upper bound.
 _CPU_BATCH_HINT = 17
+_LARGEST = 1 << 31  # of a dimension; one less, and kernels would be free to count in 32 bits
 
 _REPEATABLE_WRITES = ("aten::clamp", "aten::clamp_")  # they may be done again
 
@@ -186,21 +187,23 @@ def trace(
 
 
 def _positive_size(shape_env: ShapeEnv, name: str, hint: int) -> Any:
-    """A symbol that is at least 1, see `ShapeGuards`.
+    """A symbol that is at least 1, see `ShapeGuards`, and no larger than sizes are.
 
     Torch's unspecified sizes may be 0. A contiguous stride is then a product of sizes' maxima with 1, and kernels
-    divide by it for every number, where they could read memory as it lies.
+    divide by it for every number, where they could read memory as it lies. Without a largest size, inductor cannot tell
+    that `x[:, n:]` ends with x (it takes sys.maxsize for the end), and lowers no graph with `size_one_is_general`.
     """
     source = ConstantSource(f"dim_{name}")
     symbol = shape_env.create_symbol(hint, source, DimDynamic.DYNAMIC, positive=True, do_not_specialize_zero_one=True)
+    shape_env.constrain_symbol_range(symbol, 1, _LARGEST)
     return shape_env.create_symintnode(symbol, hint=hint, source=source)
 
 
 def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
     """Set if torch treats a dynamic dimension as larger than 1, whatever the example's size (`backed_size_oblivious`).
 
-    If so, tracing never asks "is it 1?", but some operations cannot be lowered (slices by symbols). If not, the
-    question becomes a guard, and where a size fails it the results are compared.
+    If so, tracing never asks "is it 1?", but torch cannot lower some operations. If not, the question becomes a guard,
+    and where a size fails it the results are compared.
     """
     patched: AbstractContextManager[None] = symbolic_shape_config.patch(backed_size_oblivious=wanted)
     return patched

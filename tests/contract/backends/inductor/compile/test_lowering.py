@@ -92,3 +92,33 @@ def test_a_convolution_over_frames_runs_whichever_kernel_torch_takes_for_a_size(
         for sizes in ((1, 8, 6), (1, 2000, 6), (2, 8, 6), (1, 9, 21)):
             x = inputs(*sizes)
             torch.testing.assert_close(region(weight_inputs(weight_slots(module)), x), module(*x), rtol=1e-4, atol=1e-5)
+
+
+class TwoStreams(torch.nn.Module):
+    """As Flux's double block: joins text and picture, and parts them where the text ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = torch.nn.Linear(8, 8)
+        self.own = torch.nn.Linear(8, 8)
+
+    def forward(self, text: torch.Tensor, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        joined = self.both(torch.cat((text, picture), 1)).softmax(-1)
+        return self.own(joined[:, : text.shape[1]]), self.own(joined[:, text.shape[1] :])
+
+
+@pytest.mark.parametrize("oblivious", [True, False])
+def test_tokens_that_are_parted_where_others_end_are_lowered_in_either_way(oblivious: bool) -> None:
+    module = TwoStreams()
+    dims = [("b", "n", None), ("b", "m", None)]
+
+    def inputs(batch: int, n: int, m: int) -> list[torch.Tensor]:
+        return [torch.randn(batch, n, 8), torch.randn(batch, m, 8)]
+
+    with torch.no_grad():
+        hints = general_hints({"b": 1, "n": 5, "m": 7}, torch.device("cpu"))
+        function = lambda each, *x: type(each).forward(each, *x)  # noqa: E731
+        region = lowering.compile_trace(trace(function, module, inputs(1, 5, 7), dims, hints, oblivious))
+        for sizes in ((2, 5, 7), (3, 9, 2)):
+            x = inputs(*sizes)
+            torch.testing.assert_close(region(weight_inputs(weight_slots(module)), x), module(*x))
