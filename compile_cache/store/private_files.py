@@ -79,12 +79,16 @@ def _why_exchangeable(place: Path) -> str | None:
 
 def _trusted_owners() -> set[int]:
     """This user, and root; in a container root of the machine has the number of the owner of "/"."""
+    if sys.platform == "win32":  # files have no owner's number there
+        return set()
     return {0, os.geteuid(), Path("/").stat().st_uid}
 
 
 @functools.cache
 def _own_groups() -> frozenset[int]:
     """Groups without other users: root's, and one of this user's name, where the umask often lets the group write."""
+    if sys.platform == "win32":
+        return frozenset()
     import grp
     import pwd
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
@@ -14,6 +15,8 @@ def end_with_parent(libraries: Sequence[str] = ("libc.so.6", "libc.musl-x86_64.s
 
     For `preexec_fn` of subprocess.
     """
+    if sys.platform != "linux":
+        return
     for name in libraries:
         try:
             ctypes.CDLL(name).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

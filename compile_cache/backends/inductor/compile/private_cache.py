@@ -83,7 +83,7 @@ def remove_other_source(graph: CompiledFxGraph) -> None:
     """Remove another source of the graph's name, which inductor would load as it is. Raises OSError."""
     path = Path(get_path(graph.cache_key, "py")[2])
     try:
-        same = not path.is_symlink() and path.read_text() == graph.source_code  # as inductor writes it
+        same = not path.is_symlink() and path.read_text("utf-8") == graph.source_code  # as inductor writes it
     except FileNotFoundError:
         return
     except UnicodeDecodeError:

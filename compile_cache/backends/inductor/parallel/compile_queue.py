@@ -30,7 +30,7 @@ from ..regions.table import RegionTable
 from .held_workers import HeldWorkers
 from .job import Job, job_of, settings_for
 from .pool import WorkerPool
-from .process import Compiled, HungError, KilledError, NotCompiledError
+from .process import Compiled, HungError, KilledError, NotCompiledError, OtherEnvironmentError
 from .wanted import AT_SIZES, WAYS, Wanted
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class CompileQueue(MadeLater):
         self.jobs: dict[str, tuple[Compiled, Wanted]] = {}
         self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
         self.held, self.is_unable = HeldWorkers(workers, clock), False
+        self._differed = False  # the latest worker that answered had another environment
         self.stats, self.changes, self.trace_seconds = Stats(), 0, _FIRST_TRACE
         self.coming = Coming()
         self.waiter: Waiter | None = None
@@ -199,13 +200,29 @@ class CompileQueue(MadeLater):
         except HungError as error:
             self._give_up(call, error)
             return
+        except OtherEnvironmentError as error:  # no fault of the region
+            self._renew_workers(wanted, error)
+            return
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
             self._failed(wanted, error)
             return
-        self.changes += 1
+        self.changes, self._differed = self.changes + 1, False
         self._next_ways[wanted.key] = max(wanted.way + 1, AT_SIZES)
         call.stats.event("compile", f"{call.region.label} ({call.site.name}){self._where}", seconds)
         logger.info("Resolute: %s is compiled; %d regions are left", call.region.label, self.left)
+
+    def _renew_workers(self, wanted: Wanted, error: OtherEnvironmentError) -> None:
+        """Start workers anew, for all that these have. If new ones differ too, this process compiles."""
+        logger.info("Resolute: workers are started anew: %s", first_line(error))
+        self.waiting[wanted.call.region.key] = wanted
+        self.workers.close()
+        for key in [key for key, (result, _) in self.jobs.items() if result.exception() is not None]:
+            self.waiting[key] = self.jobs.pop(key)[1]
+            self.coming.ended(key, self.clock())
+        self.held.let_go()
+        if self._differed:
+            self._stop(error)
+        self._differed = True
 
     def _failed(self, wanted: Wanted, error: Exception) -> None:
         is_killed = isinstance(error, KilledError)

@@ -19,6 +19,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from ....errors import first_line
+from ....keys import Component, differing
 from ....store.artifact_store import Artifact
 from ....torch_facts.flags import apply_flags, flags_for_workers
 from ....torch_facts.operators import NAMESPACE
@@ -44,6 +45,7 @@ from ..compile.artifacts import pack
 from ..compile.environment import environment_of
 from ..compile.lowering import compile_trace
 from ..compile.tracing import Trace, size_one_is_general
+from .process import OtherEnvironmentError
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +71,13 @@ class Job:
 
 def settings_for(device: torch.device) -> dict[str, Any]:
     """The state of this process that a worker must take on, so that it generates the same code: inductor's settings,
-    torch's flags, and the digest of the environment, which the worker must reach.
+    torch's flags, and the environment, which the worker must reach.
     """
     return {
         "device": str(device),
         "inductor": portable_config(ignore_private_configs=True),
         "flags": flags_for_workers(),
-        "environment": environment_of(device, "").digest(),
+        "environment": environment_of(device, "").components(),
     }
 
 
@@ -160,6 +162,7 @@ def work(message: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
     job = Job(**message)
     try:
         if job.settings != _applied:
+            _applied = None
             _apply(**job.settings)
             _applied = job.settings
             started = time.perf_counter()
@@ -176,13 +179,16 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _apply(device: str, inductor: dict[str, Any], flags: dict[str, Any], environment: str) -> None:
-    """Take on the settings of the main process. Raises RuntimeError if the flags or the environment still differ."""
+def _apply(device: str, inductor: dict[str, Any], flags: dict[str, Any], environment: list[Component]) -> None:
+    """Take on the settings of the main process. Raises OtherEnvironmentError where that does not succeed."""
     load_config(inductor)
     inductor_config.compile_threads = 1
-    apply_flags(flags)
-    if environment_of(torch.device(device), "").digest() != environment:
-        raise RuntimeError("the environment of this worker differs from that of the main process")
+    try:
+        apply_flags(flags)
+    except RuntimeError as error:
+        raise OtherEnvironmentError(str(error)) from error
+    for name, own, wanted in differing(environment_of(torch.device(device), "").components(), environment):
+        raise OtherEnvironmentError(f"{name} of this worker: {own}; of the main process: {wanted}")
 
 
 def _run(job: Job) -> Artifact:

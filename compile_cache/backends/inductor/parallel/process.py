@@ -45,8 +45,27 @@ class KilledError(NotCompiledError):
     """The process that had the job ended, by its fault or because the system killed it."""
 
 
+class OtherEnvironmentError(NotCompiledError):
+    """The process cannot take on the settings that this one has, so its code would be other code."""
+
+
 class HungError(NotCompiledError):
     """The processes that had the job gave no result for too long, and were ended."""
+
+
+def _creation_flags(low: bool) -> int:
+    """On Windows: no console of its own, which would open a window beside ComfyUI Desktop; and its priority."""
+    if sys.platform != "win32":
+        return 0
+    return subprocess.CREATE_NO_WINDOW | (subprocess.BELOW_NORMAL_PRIORITY_CLASS if low else 0)
+
+
+def _error(answer: str) -> NotCompiledError:
+    """What a worker's text means."""
+    if answer == worker.ENDED:
+        return KilledError(answer)
+    is_other = answer.startswith(OtherEnvironmentError.__name__)
+    return (OtherEnvironmentError if is_other else NotCompiledError)(answer)
 
 
 class WorkerProcess:
@@ -66,7 +85,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
-                creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) if low else 0,
+                creationflags=_creation_flags(low),
             )
         except OSError:
             self._folder.remove()
@@ -128,10 +147,10 @@ class WorkerProcess:
         if self._process.poll() is not None:  # its process id may belong to another process by now
             return
         with contextlib.suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            if sys.platform == "win32":
+                self._process.kill()  # its children wait for its end
             else:
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _watch(self) -> None:
         used = self._heard
@@ -161,7 +180,7 @@ class WorkerProcess:
                     future = self._pending.pop(number)
                     self._heard = time.monotonic()
                     if artifact is None:
-                        future.set_exception((KilledError if made == worker.ENDED else NotCompiledError)(made))
+                        future.set_exception(_error(made))
                     else:
                         future.set_result((artifact, seconds))
         except EOFError:  # all processes that wrote there have ended

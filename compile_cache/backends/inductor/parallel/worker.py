@@ -78,7 +78,7 @@ def main() -> None:
 
 def _lower_priority() -> None:
     """Let programs of usual priority run first. On Windows `WorkerProcess` does it."""
-    if not hasattr(os, "nice"):
+    if sys.platform == "win32":
         return
     os.nice(_NICE)
     # Linux shares processors among sessions first: there the number counts within the session, which is our own.

@@ -22,7 +22,13 @@ from compile_cache.backends.inductor.parallel import compile_queue, held_workers
 from compile_cache.backends.inductor.parallel import job as jobs
 from compile_cache.backends.inductor.parallel.behind import CompilesBehind
 from compile_cache.backends.inductor.parallel.compile_queue import CompileQueue
-from compile_cache.backends.inductor.parallel.process import Compiled, HungError, KilledError, NotCompiledError
+from compile_cache.backends.inductor.parallel.process import (
+    Compiled,
+    HungError,
+    KilledError,
+    NotCompiledError,
+    OtherEnvironmentError,
+)
 from compile_cache.backends.inductor.parallel.wanted import Wanted
 from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.skeleton import skeleton_of
@@ -278,6 +284,35 @@ def test_workers_that_memory_ended_start_again_later(rig: Behind) -> None:
     assert not rig.workers.jobs
     rig.call(bound, tokens(), seconds=60)
     assert (len(rig.workers.jobs), rig.workers.users) == (1, 1)
+
+
+def test_workers_with_another_environment_are_started_anew_and_no_region_is_given_up(rig: Behind) -> None:
+    bound = rig.bind(seeded(Model))
+    rig.leave(bound, *inputs())
+    assert len(rig.workers.jobs) == 2
+    rig.workers.finish(OtherEnvironmentError("settings"))
+    rig.call(bound, *inputs())
+    assert (rig.workers.ended, rig.queue.left, rig.queue.is_unable) == (1, 2, False)
+    for _ in range(2):
+        rig.call(bound, *inputs())
+    while rig.workers.jobs:
+        rig.workers.finish()
+        rig.call(bound, *inputs())
+    assert rig.call(bound, *inputs()) <= TOLERANCE
+    with rig.expect(graph_calls=1, region_calls=4):
+        assert rig.call(bound, *inputs()) <= TOLERANCE
+
+
+def test_where_new_workers_differ_too_a_later_call_compiles_what_it_lacks(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    for _ in range(2):
+        rig.workers.finish(OtherEnvironmentError("settings"))
+        rig.call(bound, tokens())
+        rig.call(bound, tokens())
+    assert (rig.queue.is_unable, rig.queue.left) == (True, 0)
+    with rig.expect(graph_calls=1, region_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
 
 
 def test_a_worker_that_is_killed_costs_its_job_one_more_try(rig: Behind) -> None:

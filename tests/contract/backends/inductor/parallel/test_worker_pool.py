@@ -23,7 +23,12 @@ import torch
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import job, pool, process, worker
 from compile_cache.backends.inductor.parallel.pool import fits_while_idle, worker_count, worker_count_behind
-from compile_cache.backends.inductor.parallel.process import HungError, KilledError, NotCompiledError
+from compile_cache.backends.inductor.parallel.process import (
+    HungError,
+    KilledError,
+    NotCompiledError,
+    OtherEnvironmentError,
+)
 from scripts.places import ROOT
 
 from .....programs import wait_for
@@ -323,6 +328,21 @@ def test_only_children_that_compile_behind_the_picture_have_a_low_priority(low: 
         group = Path(f"/proc/{child}/autogroup")
         if group.exists():  # not in each kernel
             assert group.read_text("utf-8").split()[-1] == str(worker._NICE if low else 0)
+    processes.close()
+
+
+@pytest.mark.parametrize("part", ["environment", "flags"])
+def test_a_worker_that_cannot_take_on_the_settings_says_which(part: str) -> None:
+    settings = job.settings_for(CPU)
+    if part == "environment":
+        settings[part] = [(name, "of another processor" if name == "device" else own) for name, own in settings[part]]
+    else:
+        settings[part] = {**settings[part], "unknown": True}
+    processes = pool.WorkerPool()
+    with processes.in_use(1, CPU):
+        answer = processes.submit(job.Job("key", "label", b"", (), True, settings)).exception(600)
+    assert type(answer) is OtherEnvironmentError
+    assert "of another processor" in str(answer) or "'unknown': True" in str(answer)
     processes.close()
 
 
