@@ -128,6 +128,7 @@ class InductorProgram(Program):
         behind = self._behind
         if behind.has_nothing_for(call, self._waited):
             return call.invoke(call.tensors)
+        self._waited = None  # until it is answered
         count = 0 if (is_behind := behind.serves(call, self._config)) else self._worker_count(call)
         queue = behind.queue if is_behind or count else None
         with installed(self._hooks):

@@ -555,6 +555,20 @@ def test_a_call_for_which_nothing_came_runs_without_hooks(rig: Behind) -> None:
     assert not bound.program.waits
 
 
+def test_after_a_call_that_raised_early_the_next_one_goes_through_hooks(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+
+    def cancel(tensors: Any) -> Any:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        rig.call(bound, tokens(batch=3), invoke=cancel)
+    with rig.expect(eager_calls=1):
+        assert rig.call(bound, tokens()) == 0
+    assert bound.program.waits
+
+
 STOPS = """
 from tests.contract.backends.inductor.parallel.test_behind import Behind, Model, inputs, seeded, time
 rig = Behind()
