@@ -331,6 +331,17 @@ def test_only_children_that_compile_behind_the_picture_have_a_low_priority(low: 
     processes.close()
 
 
+@pytest.mark.parametrize("low", [True, False])
+def test_on_windows_they_open_no_window(monkeypatch: pytest.MonkeyPatch, low: bool) -> None:
+    flags = {"CREATE_NO_WINDOW": 0x08000000, "BELOW_NORMAL_PRIORITY_CLASS": 0x4000}
+    for name, value in flags.items():
+        monkeypatch.setattr(subprocess, name, value, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert process._creation_flags(low) == 0
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert process._creation_flags(low) == (0x08004000 if low else 0x08000000)
+
+
 @pytest.mark.parametrize("part", ["environment", "flags"])
 def test_a_worker_that_cannot_take_on_the_settings_says_which(part: str) -> None:
     settings = job.settings_for(CPU)
