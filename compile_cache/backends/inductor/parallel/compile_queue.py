@@ -27,10 +27,11 @@ from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes
 from ..regions.region import MadeLater, Region, RegionCall, trace_of, without_contents
 from ..regions.table import RegionTable
+from .failures import HungError, KilledError, NotCompiledError, OtherEnvironmentError
 from .held_workers import HeldWorkers
 from .job import Job, job_of, settings_for
 from .pool import WorkerPool
-from .process import Compiled, HungError, KilledError, NotCompiledError, OtherEnvironmentError
+from .process import Compiled
 from .wanted import AT_SIZES, WAYS, Wanted
 
 logger = logging.getLogger(__name__)

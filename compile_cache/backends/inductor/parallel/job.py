@@ -45,7 +45,7 @@ from ..compile.artifacts import pack
 from ..compile.environment import environment_of
 from ..compile.lowering import compile_trace
 from ..compile.tracing import Trace, size_one_is_general
-from .process import OtherEnvironmentError
+from .failures import OtherEnvironmentError
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...base import Call
-from .process import Compiled, NotCompiledError, WorkerProcess
+from .failures import NotCompiledError
+from .process import Compiled, WorkerProcess
 
 if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
     from .job import Job

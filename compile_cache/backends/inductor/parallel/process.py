@@ -22,6 +22,7 @@ from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....store.temporary_folders import TemporaryFolder
 from . import worker
+from .failures import HungError, KilledError, NotCompiledError, OtherEnvironmentError
 
 if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
     from .job import Job
@@ -35,22 +36,6 @@ IDLE_SECONDS = 60.0  # without work the processes stay this long: the next model
 _SILENT_SECONDS = 600.0
 _LOOK_SECONDS = 0.5  # between two looks at both
 _KILL_SECONDS = 5.0  # that a killed process may take to end
-
-
-class NotCompiledError(RuntimeError):
-    """No worker compiled a job."""
-
-
-class KilledError(NotCompiledError):
-    """The process that had the job ended, by its fault or because the system killed it."""
-
-
-class OtherEnvironmentError(NotCompiledError):
-    """The process cannot take on the settings that this one has, so its code would be other code."""
-
-
-class HungError(NotCompiledError):
-    """The processes that had the job gave no result for too long, and were ended."""
 
 
 def _creation_flags(low: bool) -> int:

@@ -22,7 +22,8 @@ from compile_cache.attention import chooser
 from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import process, worker
-from compile_cache.backends.inductor.parallel.process import Compiled, NotCompiledError
+from compile_cache.backends.inductor.parallel.failures import NotCompiledError
+from compile_cache.backends.inductor.parallel.process import Compiled
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError

@@ -22,13 +22,13 @@ from compile_cache.backends.inductor.parallel import compile_queue, held_workers
 from compile_cache.backends.inductor.parallel import job as jobs
 from compile_cache.backends.inductor.parallel.behind import CompilesBehind
 from compile_cache.backends.inductor.parallel.compile_queue import CompileQueue
-from compile_cache.backends.inductor.parallel.process import (
-    Compiled,
+from compile_cache.backends.inductor.parallel.failures import (
     HungError,
     KilledError,
     NotCompiledError,
     OtherEnvironmentError,
 )
+from compile_cache.backends.inductor.parallel.process import Compiled
 from compile_cache.backends.inductor.parallel.wanted import Wanted
 from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.skeleton import skeleton_of

@@ -22,13 +22,13 @@ import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import job, pool, process, worker
-from compile_cache.backends.inductor.parallel.pool import fits_while_idle, worker_count, worker_count_behind
-from compile_cache.backends.inductor.parallel.process import (
+from compile_cache.backends.inductor.parallel.failures import (
     HungError,
     KilledError,
     NotCompiledError,
     OtherEnvironmentError,
 )
+from compile_cache.backends.inductor.parallel.pool import fits_while_idle, worker_count, worker_count_behind
 from scripts.places import ROOT
 
 from .....programs import wait_for
