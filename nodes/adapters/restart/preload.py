@@ -75,7 +75,7 @@ def _preload() -> None:
         if config.compile == BEHIND:
             model_code.read_ahead()
         preload(device)
-        if config.compile == BEHIND:  # no prompt waits for a backend then, nor shares Python with it
+        if config.compile == BEHIND:  # a prompt would share Python with its import
             registry.candidates(registry.AUTO)[0].prewarm(device, config)
     except UserError as error:  # a setting; each of our nodes raises it too
         logger.warning("Resolute: %s No Resolute node runs until it is corrected and ComfyUI is started again.", error)

@@ -217,7 +217,7 @@ class CompileQueue(MadeLater):
         logger.info("Resolute: workers are started anew: %s", first_line(error))
         self.waiting[wanted.call.region.key] = wanted
         self.workers.close()
-        for key in [key for key, (result, _) in self.jobs.items() if result.exception() is not None]:
+        for key in [key for key, (each, _) in self.jobs.items() if not each.done() or each.exception() is not None]:
             self.waiting[key] = self.jobs.pop(key)[1]
             self.coming.ended(key, self.clock())
         self.held.let_go()
