@@ -181,12 +181,12 @@ def _end_with_parent() -> None:
 
 def _apply(device: str, inductor: dict[str, Any], flags: dict[str, Any], environment: list[Component]) -> None:
     """Take on the settings of the main process. Raises OtherEnvironmentError where that does not succeed."""
-    load_config(inductor)
-    inductor_config.compile_threads = 1
     try:
         apply_flags(flags)
     except RuntimeError as error:
         raise OtherEnvironmentError(str(error)) from error
+    load_config(inductor)  # after the flags: torch changes inductor's setting with that of deterministic algorithms
+    inductor_config.compile_threads = 1
     for name, own, wanted in differing(environment_of(torch.device(device), "").components(), environment):
         raise OtherEnvironmentError(f"{name} of this worker: {own}; of the main process: {wanted}")
 

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import job, pool, process, worker
@@ -340,6 +342,21 @@ def test_on_windows_they_open_no_window(monkeypatch: pytest.MonkeyPatch, low: bo
     assert process._creation_flags(low) == 0
     monkeypatch.setattr(sys, "platform", "win32")
     assert process._creation_flags(low) == (0x08004000 if low else 0x08000000)
+
+
+def test_a_worker_takes_on_deterministic_algorithms_that_inductor_was_not_told_of() -> None:
+    with mock.patch.object(inductor_config, "deterministic", False):
+        torch._C._set_deterministic_algorithms(True, warn_only=True)
+        try:
+            settings = job.settings_for(CPU)
+        finally:
+            torch._C._set_deterministic_algorithms(False)
+    assert settings["flags"]["deterministic"]
+    processes = pool.WorkerPool()
+    with processes.in_use(1, CPU):
+        answer = processes.submit(job.Job("key", "label", b"", (), True, settings)).exception(600)
+    assert type(answer) is NotCompiledError, "it came as far as the graph"
+    processes.close()
 
 
 @pytest.mark.parametrize("part", ["environment", "flags"])
