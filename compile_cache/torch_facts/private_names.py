@@ -164,8 +164,8 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
 
 _lock = threading.RLock()  # two threads that import inductor at once find it half initialised
-# Python goes from the thread that imports to one that waits for it after so long. With its own 5 ms a prompt that makes
-# its model meanwhile takes twice as long.
+# Python goes from the thread that imports to one that waits for it after so long. With its own 5 ms, each time a prompt
+# lets go of Python while it makes its model could cost it as much.
 _SWITCH_SECONDS = 2e-5
 
 
@@ -191,12 +191,7 @@ def lost(*losses: Loss) -> str:
 def _look_up(name: _Name) -> tuple[Any, str]:
     """The value of a name and an empty text, or None and what is missing."""
     with _lock:
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        try:
-            return _cached_look_up(name)
-        finally:
-            sys.setswitchinterval(interval)
+        return _cached_look_up(name)
 
 
 @functools.cache
@@ -204,13 +199,23 @@ def _cached_look_up(name: _Name) -> tuple[Any, str]:
     attribute = name.name if name.attribute is None else name.attribute
     path = f"{name.module}.{attribute}".rstrip(".")
     try:
-        module = importlib.import_module(name.module)
+        module = _imported(name.module)
         value = getattr(module, attribute) if attribute else module
     except Exception as error:  # a module that moved, or that fails when it is imported
         logger.debug("Resolute: %s was not found", path, exc_info=error)
         return None, path
     missing = [each for each in name.members if not hasattr(value, each) and each not in _annotated(value)]
     return (None, f"{path}.{missing[0]}") if missing else (value, "")
+
+
+def _imported(module: str) -> Any:
+    """Import a module under the lock, and let other threads have Python often meanwhile."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _annotated(value: Any) -> dict[str, Any]:

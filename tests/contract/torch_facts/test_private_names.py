@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
@@ -85,6 +86,19 @@ def test_a_missing_name_costs_what_the_table_says_and_no_prompt(
 def test_this_torch_lacks_nothing() -> None:
     assert private_names.lost(*set(Loss) - {Loss.SPEED, Loss.NOTHING}) == ""
     assert private_names.foreach_copy is torch._foreach_copy_
+
+
+@pytest.mark.parametrize("module", ["json", "no_such_module"])
+def test_other_threads_have_python_often_while_one_imports(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    usual, seen = sys.getswitchinterval(), []
+    monkeypatch.setattr(
+        private_names.importlib,
+        "import_module",
+        lambda name: (seen.append(sys.getswitchinterval()), __import__(name))[1],
+    )
+    private_names._cached_look_up.__wrapped__(replace(NAMES["pytree"], module=module, members=()))
+    assert seen == [pytest.approx(private_names._SWITCH_SECONDS)]
+    assert sys.getswitchinterval() == usual
 
 
 @pytest.fixture

@@ -112,7 +112,9 @@ class CompileQueue(MadeLater):
             self.on_left()
 
     def _may_have_workers(self, key: str, device: torch.device) -> bool:
-        """Those of a call that waits start at once. Others start with a trace: beside a first prompt they slow it."""
+        """Say if there is a processor for some. Those for a call that waits start at once, others with the first trace:
+        while they start they slow the prompt beside them.
+        """
         if self.waiter is not None:
             self.waiter.leaves(key, device)
             return True
@@ -130,10 +132,13 @@ class CompileQueue(MadeLater):
     def take_back(self) -> None:
         """Have the regions in the workers wait again, and let the workers go."""
         taken = [key for key, (result, _) in self.jobs.items() if not result.done()]
-        for key in taken:
+        self._wait_again(taken)
+        self.held.let_go(at_once=bool(taken))
+
+    def _wait_again(self, keys: Iterable[str]) -> None:
+        for key in keys:
             self.waiting[key] = self.jobs.pop(key)[1]
             self.coming.ended(key, self.clock())
-        self.held.let_go(at_once=bool(taken))
 
     def drop(self, keys: Iterable[str]) -> bool:
         """Forget regions. Returns whether workers still have some of them."""
@@ -217,9 +222,7 @@ class CompileQueue(MadeLater):
         logger.info("Resolute: workers are started anew: %s", first_line(error))
         self.waiting[wanted.call.region.key] = wanted
         self.workers.close()
-        for key in [key for key, (each, _) in self.jobs.items() if not each.done() or each.exception() is not None]:
-            self.waiting[key] = self.jobs.pop(key)[1]
-            self.coming.ended(key, self.clock())
+        self._wait_again([key for key, (each, _) in self.jobs.items() if not each.done() or each.exception()])
         self.held.let_go()
         if self._differed:
             self._stop(error)

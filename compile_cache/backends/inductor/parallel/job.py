@@ -19,8 +19,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from ....errors import first_line
-from ....keys import Component, differing
 from ....store.artifact_store import Artifact
+from ....store.fingerprint import EnvironmentFingerprint
 from ....torch_facts.flags import apply_flags, flags_for_workers
 from ....torch_facts.operators import NAMESPACE
 from ....torch_facts.out_of_memory import is_out_of_memory
@@ -179,16 +179,20 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _apply(device: str, inductor: dict[str, Any], flags: dict[str, Any], environment: list[Component]) -> None:
-    """Take on the settings of the main process. Raises OtherEnvironmentError where that does not succeed."""
+def _apply(device: str, inductor: dict[str, Any], flags: dict[str, Any], environment: list[Any]) -> None:
+    """Take on the settings of the main process. Raises OtherEnvironmentError where that does not succeed.
+
+    environment: the components of the fingerprint, in plain types.
+    """
     try:
         apply_flags(flags)
     except RuntimeError as error:
         raise OtherEnvironmentError(str(error)) from error
     load_config(inductor)  # after the flags: torch changes inductor's setting with that of deterministic algorithms
     inductor_config.compile_threads = 1
-    for name, own, wanted in differing(environment_of(torch.device(device), "").components(), environment):
-        raise OtherEnvironmentError(f"{name} of this worker: {own}; of the main process: {wanted}")
+    wanted = EnvironmentFingerprint(**dict(environment))
+    if differing := environment_of(torch.device(device), "").difference(wanted):
+        raise OtherEnvironmentError("; ".join(differing))
 
 
 def _run(job: Job) -> Artifact:

@@ -45,8 +45,8 @@ def _creation_flags(low: bool) -> int:
     return subprocess.CREATE_NO_WINDOW | (subprocess.BELOW_NORMAL_PRIORITY_CLASS if low else 0)
 
 
-def _error(answer: str) -> NotCompiledError:
-    """What a worker's text means."""
+def _error_of(answer: str) -> NotCompiledError:
+    """Make the error of a job from the worker's answer."""
     if answer == worker.ENDED:
         return KilledError(answer)
     is_other = answer.startswith(OtherEnvironmentError.__name__)
@@ -165,7 +165,7 @@ class WorkerProcess:
                     future = self._pending.pop(number)
                     self._heard = time.monotonic()
                     if artifact is None:
-                        future.set_exception(_error(made))
+                        future.set_exception(_error_of(made))
                     else:
                         future.set_result((artifact, seconds))
         except EOFError:  # all processes that wrote there have ended

@@ -21,8 +21,9 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from compile_cache.attention import chooser
 from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import process, worker
+from compile_cache.backends.inductor.parallel import compile_queue, process, worker
 from compile_cache.backends.inductor.parallel.failures import NotCompiledError
+from compile_cache.backends.inductor.parallel.job import settings_for
 from compile_cache.backends.inductor.parallel.process import Compiled
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
@@ -56,6 +57,17 @@ def test_they_are_right_at_every_size_and_nothing_compiles_again(tmp_path: Path)
     accepted = accepted_sizes(here)
     assert all(accepted.values())
     assert accepted_sizes(one) == accepted_sizes(two) == accepted
+
+
+def test_a_call_whose_workers_have_another_environment_compiles_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_another(device: torch.device) -> dict[str, Any]:
+        settings = settings_for(device)
+        return {**settings, "environment": [(name, "another") for name, _ in settings["environment"]]}
+
+    monkeypatch.setattr(compile_queue, "settings_for", of_another)
+    one = rig()
+    with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
 
 
 def accepted_sizes(rig: Rig) -> dict[str, set[tuple[int, ...]]]:

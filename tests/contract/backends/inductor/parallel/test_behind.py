@@ -286,6 +286,14 @@ def test_workers_that_memory_ended_start_again_later(rig: Behind) -> None:
     assert (len(rig.workers.jobs), rig.workers.users) == (1, 1)
 
 
+def test_workers_start_with_the_first_trace(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.call(bound, tokens())
+    assert (rig.queue.left, rig.workers.devices) == (1, [])
+    rig.call(bound, tokens())
+    assert (rig.queue.left, rig.workers.devices) == (1, [torch.device("cpu")])
+
+
 def test_workers_with_another_environment_are_started_anew_and_no_region_is_given_up(rig: Behind) -> None:
     bound = rig.bind(seeded(Model))
     rig.leave(bound, *inputs())
