@@ -225,7 +225,7 @@ class Backend(ABC):
 
     @property
     def is_starting(self) -> bool:
-        """`prewarm` has started something that is not done yet."""
+        """`prewarm` has started something that is not done yet, or the first regions are being loaded."""
         return False
 
     def give_back(self) -> None:  # noqa: B027

@@ -50,6 +50,7 @@ class InductorBackend(Backend):
         self._behind: CompilesBehind | None = None
         self._lock = threading.Lock()
         self._prewarming: threading.Thread | None = None
+        self._preloading: bool | None = None  # its first regions; None before these
         self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
         self._latest: ArtifactStore | None = None
 
@@ -96,7 +97,7 @@ class InductorBackend(Backend):
 
     @property
     def is_starting(self) -> bool:
-        return self._prewarming is not None and self._prewarming.is_alive()
+        return bool(self._preloading) or (self._prewarming is not None and self._prewarming.is_alive())
 
     def _prewarm(self, device: torch.device, config: CacheConfig) -> None:
         if not _probe_machine(device.type).available:
@@ -149,8 +150,12 @@ class InductorBackend(Backend):
         return Located(in_memory, on_disk, wanted - in_memory - on_disk)
 
     def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:
-        store = self._store(device, config)
-        return 0 if store is None else sum(self.table.preload(key, store) for key in keys)
+        self._preloading = self._preloading is None  # the first one also imports inductor
+        try:
+            store = self._store(device, config)
+            return 0 if store is None else sum(self.table.preload(key, store) for key in keys)
+        finally:
+            self._preloading = False
 
     def _store(self, device: torch.device, config: CacheConfig) -> ArtifactStore | None:
         """The store of compiled regions for a device; None if the setting is off or the folder cannot be used.

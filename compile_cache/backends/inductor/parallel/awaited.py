@@ -89,14 +89,16 @@ class AwaitedCall:
             order = sorted(queue.waiting.items(), key=lambda each: (each[0] not in wanted_keys, -each[1].weights))
             queue.waiting = dict(order)
             announce()
+            changes = queue.changes
             while queue.held.device is not None and not wanted_keys.isdisjoint(
                 queue.waiting.keys() | queue.jobs.keys()
             ):
                 progress.raise_if_cancelled()
-                if queue.do_one():
-                    announce()
-                else:
+                if not queue.do_one():
                     wait([result for result, _ in queue.jobs.values()], _POLL_SECONDS, FIRST_COMPLETED)
+                if queue.changes != changes:
+                    changes = queue.changes
+                    announce()
 
 
 def _is_made_elsewhere(call: RegionCall, locks: contextlib.ExitStack, table: RegionTable, progress: Progress) -> bool:

@@ -257,10 +257,11 @@ class RegionBinding:
         return RegionCall(region, site, weights, inputs, *about)
 
     def announce(self) -> None:
-        """Show how many regions of the module are compiled."""
-        done, total = self.compiled_count
+        """Show how many regions of the module are compiled, also of those that no call compared yet."""
         kinds = Counter(kind for kind, _ in self._distinct) | self._expected_kinds
-        kinds -= Counter(region.label for region in list(self._regions.values()) if region.is_ready)
+        compiled = [region.label for region in list(self._regions.values()) if region.compiled]
+        kinds -= Counter(compiled)
+        done, total = len(compiled), max(len(compiled), self.compiled_count[1])
         self._progress.report(done, total, f"{done} of {total} regions are compiled", list(kinds.elements()))
 
     def _store(self, device: torch.device) -> ArtifactStore | None:

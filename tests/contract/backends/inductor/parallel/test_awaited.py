@@ -43,8 +43,10 @@ def rig(**config: Any) -> Rig:
 def test_they_are_right_at_every_size_and_nothing_compiles_again(tmp_path: Path) -> None:
     one = rig(store_folder=tmp_path, source="one")
     bound = one.bind(seeded(Model))
+    progress = Stopper()
     with one.expect(region_compiles=2, verifications=2, region_calls=4, graph_calls=1):
-        assert bound.error(*inputs()) <= TOLERANCE
+        bound(*inputs(), progress=progress)
+    assert progress.shown == [(0, 2), (1, 2), (2, 2)], "each counts when it comes, and is shown once"
     with one.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
         assert max(bound.error(*inputs(*size)) for size in SIZES) <= TOLERANCE
 

@@ -110,6 +110,25 @@ def test_locating_stored_regions_does_not_import_inductor(kept: Path) -> None:
     assert backend._table is None
 
 
+def test_a_backend_is_starting_while_it_loads_its_first_regions_ahead(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They import what loading needs, and a call behind the picture runs its original meanwhile."""
+    rig, states = process(copied), []
+    keys = {artifact.key for artifact in everything(store_of(copied))}
+    load = ArtifactStore.load
+
+    def noted(store: ArtifactStore, key: str, *known: Any) -> list[Artifact]:
+        states.append(rig.backend.is_starting)
+        return load(store, key, *known)
+
+    monkeypatch.setattr(ArtifactStore, "load", noted)
+    for key in keys:
+        assert rig.backend.preload([key], CPU, rig.cache.config) == 1
+    assert states == [True, False]
+    assert not rig.backend.is_starting
+
+
 def test_a_model_with_other_weights_uses_them_too(kept: Path) -> None:
     rig = process(kept)
     with rig.expect(region_loads=2, region_calls=4, graph_calls=1):
