@@ -28,18 +28,6 @@ class Weights:
         """
         return True
 
-    def reclaimable(self) -> int:
-        """Bytes of the device that weights hold, also those of other modules, and `room` could free."""
-        return 0
-
-    @contextmanager
-    def room(self, size: int) -> Iterator[bool]:
-        """Meanwhile `size` bytes of the device are left to other processes, as far as weights can give them back.
-
-        Yields whether weights give anything back for that, or come later than they would.
-        """
-        yield False
-
     def unpin(self) -> None:
         """The weights may go again, once the GPU's present work is done."""
 

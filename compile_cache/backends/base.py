@@ -228,9 +228,6 @@ class Backend(ABC):
         """`prewarm` has started something that is not done yet, or the first regions are being loaded."""
         return False
 
-    def give_back(self) -> None:  # noqa: B027
-        """ComfyUI unloads all models: release the memory that no call waits for, other than that of captures."""
-
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
         """Find out if it can run on a type of device ("cuda", "cpu"). Cheap, and without side effects."""

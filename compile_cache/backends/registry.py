@@ -50,14 +50,6 @@ def _make(name: str) -> Backend:
     return backend
 
 
-def give_back() -> None:
-    """ComfyUI unloads all models: see `Backend.give_back`."""
-    with _lock:
-        made = list(_instances.values())
-    for backend in made:
-        backend.give_back()
-
-
 def candidates(name: str) -> list[Backend]:
     """The backends that `resolve` may return for `name`, on whatever device. Raises UnknownBackendError."""
     return [get(entry.name) for entry in _TABLE if entry.in_auto] if name == AUTO else [get(name)]

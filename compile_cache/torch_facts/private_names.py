@@ -9,12 +9,13 @@ this torch lacks is None, or what the table gives in its place. So an import fro
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -31,6 +32,7 @@ class Loss(Enum):
     COMPILING = "inductor compiles no region"
     KEEPING = "compiled regions are not kept, so every start compiles them again"
     WORKERS = "regions are compiled one after the other"
+    GPU_WORKERS = "regions for a GPU are compiled one after the other"
     ADDRESSES = "with cudaMallocAsync, ComfyUI's default allocator, calls of compiled regions are not captured"
     HOST_VALUES = "forwards that make tensors on the host are not captured"
     RECOVERY = "after CUDA broke a capture, no other is made and memory is not freed until ComfyUI starts again"
@@ -144,6 +146,18 @@ _TABLE = (
     _Name("compile_lock", "torch._dynamo.convert_frame", Loss.KEEPING, instead=threading.RLock),
     _Name("load_config", "torch._inductor.config", Loss.WORKERS),
     _Name("GraphPickler", "torch.fx._graph_pickler", Loss.WORKERS, members=("dumps", "loads")),
+    # What a worker without a driver has stand-ins for.
+    _Name("ConvBackend", "torch._C", Loss.GPU_WORKERS, "_ConvBackend", ("Slow2d", "Slow3d", "Cudnn")),
+    _Name("torch_c", "torch._C", Loss.GPU_WORKERS, "", ("_select_conv_backend",)),
+    _Name("CudaInterface", "torch._dynamo.device_interface", Loss.GPU_WORKERS, members=("get_device_properties",)),
+    _Name("fake_tensor", "torch._subclasses.fake_tensor", Loss.GPU_WORKERS, "", ("init_gpu_context",)),
+    _Name("UniformValueConstantFolder", "torch._inductor.fx_passes.joint_graph", Loss.GPU_WORKERS,
+          members=("_deduce_value",)),
+    _Name("triton_helpers", "torch._inductor.runtime.triton_helpers", Loss.GPU_WORKERS, "", ("set_driver_to_gpu",)),
+    _Name("CompilesApart", "torch._inductor.runtime.triton_heuristics", Loss.GPU_WORKERS, "CachingAutotuner",
+          ("_make_launchers", "_precompile_worker")),
+    _Name("GPUTarget", "triton.backends.compiler", Loss.GPU_WORKERS),
+    _Name("triton_driver", "triton.runtime.driver", Loss.GPU_WORKERS, "driver", ("set_active",)),
     _Name("PickleOptions", "torch.fx._graph_pickler", Loss.SPEED, "Options"),  # without, only torch's own operators
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
     _Name("InductorChoices", "torch._inductor.choices", Loss.SPEED, members=("should_use_persistent_reduction",)),
@@ -164,9 +178,11 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
 
 _lock = threading.RLock()  # two threads that import inductor at once find it half initialised
-# Python goes from the thread that imports to one that waits for it after so long. With its own 5 ms, each time a prompt
-# lets go of Python while it makes its model could cost it as much.
+# Python goes from a thread that imports or traces to one that waits for it after so long. With its own 5 ms, each time
+# a prompt lets go of Python could cost it as much.
 _SWITCH_SECONDS = 2e-5
+_switch_lock = threading.Lock()
+_giving_way, _usual_seconds = 0, 0.0  # how many threads are
 
 
 def __getattr__(name: str) -> Any:
@@ -209,13 +225,27 @@ def _cached_look_up(name: _Name) -> tuple[Any, str]:
 
 
 def _imported(module: str) -> Any:
-    """Import a module under the lock, and let other threads have Python often meanwhile."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
+    """Import a module under the lock."""
+    with giving_way():
         return importlib.import_module(module)
+
+
+@contextlib.contextmanager
+def giving_way() -> Iterator[None]:
+    """Meanwhile other threads have Python often."""
+    global _giving_way, _usual_seconds
+    with _switch_lock:
+        if not _giving_way:
+            _usual_seconds = sys.getswitchinterval()
+            sys.setswitchinterval(_SWITCH_SECONDS)
+        _giving_way += 1
+    try:
+        yield
     finally:
-        sys.setswitchinterval(interval)
+        with _switch_lock:
+            _giving_way -= 1
+            if not _giving_way:
+                sys.setswitchinterval(_usual_seconds)
 
 
 def _annotated(value: Any) -> dict[str, Any]:

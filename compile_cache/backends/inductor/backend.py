@@ -66,7 +66,7 @@ class InductorBackend(Backend):
     def probe(self, device: str) -> Capabilities:
         """Imports inductor, unless the device or a compiler is missing: does this torch have what is used of it?"""
         machine = _probe_machine(device)
-        return _probe_torch(machine) if machine.available else machine
+        return _probe_torch(machine, device) if machine.available else machine
 
     def bind(
         self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
@@ -79,12 +79,8 @@ class InductorBackend(Backend):
         from .program import InductorProgram
 
         self._behind = self._behind or CompilesBehind(CompileQueue(self.table, self.workers))
-        shared = (self.table, self.workers, self._behind)
+        shared = (self.table, self._behind)
         return InductorProgram(owner, capabilities, *shared, store_for, build_hooks, stats, config)
-
-    def give_back(self) -> None:
-        """End the idle worker processes: each holds a CUDA context, and all of them many GiB."""
-        self.workers.end_unless_busy()
 
     def prewarm(self, device: torch.device, config: CacheConfig) -> None:
         """Import inductor in a thread while ComfyUI still loads the model. Later calls do nothing.
@@ -209,12 +205,12 @@ def _probe_machine(device: str) -> Capabilities:
     return _missing(f"it was not tested on '{device}'", "Choose 'auto' or 'eager'.")
 
 
-def _probe_torch(machine: Capabilities) -> Capabilities:
+def _probe_torch(machine: Capabilities, device: str) -> Capabilities:
     """The capabilities of a machine with this torch: some are lost where it lacks a name that they need."""
     lack = lost(Loss.CALLS, Loss.COMPILING)
     if lack:
         return _missing(lack, f"Update Resolute, or install torch {_text(NEWEST_TORCH)} or older.")
-    losses = [lost(Loss.KEEPING), lost(Loss.WORKERS)]
+    losses = [lost(Loss.KEEPING), lost(Loss.WORKERS), lost(Loss.GPU_WORKERS) if device == "cuda" else ""]
     addresses = lost(Loss.ADDRESSES) if machine.captures and _is_malloc_async() else ""
     if _version() > NEWEST_TORCH:
         newest = _text(NEWEST_TORCH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -16,18 +16,17 @@ from ...regions.site import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
 from ...torch_facts.out_of_memory import is_out_of_memory
-from ...torch_facts.private_names import Loss, lost
 from ..base import Call, Capabilities, CaptureFacts, Graph, Program
 from ..cuda_graphs.capture import Recorder
 from .parallel.awaited import AwaitedCall
 from .parallel.behind import CompilesBehind, Waited
 from .parallel.compile_queue import CompileQueue
-from .parallel.pool import WorkerPool, worker_count_before
+from .parallel.described_gpu import why_not
+from .parallel.pool import worker_count
 from .regions.binding import RegionBinding
 from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class InductorProgram(Program):
@@ -41,7 +40,6 @@ class InductorProgram(Program):
         owner: int,
         capabilities: Capabilities,
         table: RegionTable,
-        workers: WorkerPool,
         behind: CompilesBehind,
         store_for: Callable[[torch.device], ArtifactStore | None],
         build_hooks: HookBuilder,
@@ -54,12 +52,11 @@ class InductorProgram(Program):
         self._bypassed: set[BypassReason] = set()
         self._lasting: frozenset[BypassReason] = frozenset()  # from building the hooks; they apply to every call
         self._table = table
-        self._regions = RegionBinding(table, store_for, lambda: not workers.running, self._bypass, stats, config)
+        self._regions = RegionBinding(table, store_for, self._bypass, stats, config)
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
-        self._workers, self._behind = workers, behind
-        self._config = config
+        self._behind, self._config = behind, config
         self._is_first = True  # no call was answered yet that had its regions compiled
         self._waited: Waited = None  # the latest call, if it waits for code
 
@@ -93,7 +90,7 @@ class InductorProgram(Program):
             return call.invoke(call.tensors)
         region_calls = self._stats.counters.region_calls
         with self._behind.lock:
-            result = self._again_if_short(lambda: self._invoke(call), call.module)
+            result = self._again_if_short(call)
             self.ran_compiled = self._stats.counters.region_calls > region_calls
             self._waited = self._behind.advance(call, self.ran_compiled) if self.waits else None
         if not self._regions.was_reached and not self._bypassed:
@@ -101,23 +98,17 @@ class InductorProgram(Program):
             self._bypass(BypassReason(BypassCode.NO_REGIONS, why))
         return result
 
-    def _again_if_short(self, work: Callable[[], T], module: torch.nn.Module | None = None) -> T:
-        """Do the work. If memory runs out while worker processes or LoRAs of the module's GGUF weights hold some, let
-        these go and do it again.
-        """
+    def _again_if_short(self, call: Call) -> Any:
+        """Answer the call. If memory runs out while LoRAs of GGUF weights hold some, let these go and do it again."""
         try:
-            return work()
+            return self._invoke(call)
         except Exception as error:
             short = any(map(is_out_of_memory, (error, error.__cause__)))
-            weights = () if module is None else module.parameters()
-            if not short or not (gguf_loras.give_up(weights) or self._workers.running):
+            if not short or call.module is None or not gguf_loras.give_up(call.module.parameters()):
                 raise
         logger.info("Resolute: out of memory; what only compiled code needs goes, and the call is made once more")
-        if self._workers.running:
-            self._workers.close()
-            self._is_first = False  # else the call would start them again
         torch.cuda.empty_cache()
-        return work()
+        return self._invoke(call)
 
     def _invoke(self, call: Call) -> Any:
         """Run the call through its regions; twice, if it waits for those that workers compile.
@@ -166,9 +157,9 @@ class InductorProgram(Program):
     def _worker_count(self, call: Call) -> int:
         """The number of workers that may compile for this call; 0 if each region is compiled in turn."""
         # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
-        if not self._is_first or call.capture_blocker is not None or lost(Loss.WORKERS, Loss.KEEPING):
+        if not self._is_first or call.capture_blocker is not None or why_not(call.tensors[0].device):
             return 0
-        return worker_count_before(self._config.workers, call, *self._regions.compiled_count)
+        return worker_count(self._config.workers)
 
     def _survey(self, epoch: int) -> None:
         """Build the hooks anew if the weights epoch changed: another pack may have replaced a block."""
@@ -194,7 +185,7 @@ class InductorProgram(Program):
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
         with installed(self._hooks):
-            return self._again_if_short(lambda: self._recorder.capture(call, result, facts))
+            return self._recorder.capture(call, result, facts)
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

@@ -79,27 +79,6 @@ def _reservations(device: torch.device) -> list[Any]:
     return list(found.values())
 
 
-def give_back(reservation: Any, size: int, also_own: bool) -> bool:
-    """Leave `size` bytes of the device to other processes: pages of other models go until their next load.
-
-    also_own: so do those of this reservation after them, until its `prioritize`, and no more of its pages come than fit
-    beside; pinned pages go when they are unpinned. A comfy-aimdo without `set_watermark` (0.3) can free pages, but not
-    keep others from coming. Returns whether anything had to be done.
-    """
-    device = torch.device("cuda", reservation.device)
-    missing = size - torch.cuda.mem_get_info(device)[0]
-    gives = also_own or missing > 0
-    for other in _reservations(device):
-        if other is not reservation and missing > 0:
-            missing -= int(other.free_memory(min(missing, int(other.loaded_size()))))
-    resident = int(reservation.loaded_size())
-    if also_own and hasattr(reservation, "set_watermark"):
-        reservation.set_watermark(max(resident - missing, 0))
-    elif also_own and missing > 0:
-        reservation.free_memory(min(missing, resident))
-    return gives
-
-
 def page_bytes(reservation: Any) -> int:
     """The size of a page. Only while at least one page of the reservation is resident."""
     resident: int = sum(flags & 1 for flags in reservation.get_residency())

@@ -17,7 +17,6 @@ import comfy.model_management
 import torch
 
 from ....compile_cache.attention.chooser import chooser
-from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Program
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.captures.captures import free_bytes
@@ -98,17 +97,11 @@ def _show_memory() -> None:
         for name in graph_cache.bytes_by_device():
             if name not in _holders:
                 held = functools.partial(_held_on, graph_cache, name)
-                _holders[name] = MemoryHolder(torch.device(name), held, functools.partial(_give_back, graph_cache))
+                _holders[name] = MemoryHolder(torch.device(name), held, graph_cache.give_back)
             _holders[name].show()
     except Exception:  # a class of core's has changed, which must not cost the picture
         logger.warning("Resolute: ComfyUI cannot ask for the memory of captures", exc_info=True)
         graph_cache.after_capture = lambda: None
-
-
-def _give_back(graph_cache: GraphCache, everything: bool) -> None:
-    graph_cache.give_back(everything)
-    if everything:
-        registry.give_back()
 
 
 def _held_on(graph_cache: GraphCache, name: str) -> int:

@@ -89,26 +89,6 @@ class PagedWeights(Weights):
     def streams(self) -> bool:  # type: ignore[override]
         return self.pages and not self.is_in_place and self.unsupported is None
 
-    def reclaimable(self) -> int:
-        if not self.pages:
-            return 0
-        reservation = self._ranges[0].reservation  # a module has all its pages on one device
-        own = 0 if self.streams else int(reservation.loaded_size())
-        return dynamic_vram.resident_bytes(f"cuda:{reservation.device}") - own
-
-    @contextmanager
-    def room(self, size: int) -> Iterator[bool]:
-        if not self.pages:
-            yield False
-            return
-        reservation, streams = self._ranges[0].reservation, self.streams
-        torch.cuda.empty_cache()
-        try:
-            yield dynamic_vram.give_back(reservation, size, streams)
-        finally:
-            if streams:
-                reservation.prioritize()
-
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
         modules = list(modules)

@@ -53,6 +53,7 @@ LEFT = {
     Loss.COMPILING: ("eager", False),
     Loss.KEEPING: ("inductor", False),
     Loss.WORKERS: ("inductor", True),
+    Loss.GPU_WORKERS: ("inductor", True),
     Loss.ADDRESSES: ("inductor", True),
     Loss.HOST_VALUES: ("inductor", True),
     Loss.RECOVERY: ("inductor", True),

@@ -219,7 +219,7 @@ def test_a_split_block_compiles_one_region_which_serves_every_size_and_the_next_
 
     def run(stats: Stats) -> RegionBinding:
         """The calls of a process, whose table of regions is empty."""
-        regions = RegionBinding(RegionTable(), lambda device: store, lambda: True, reasons.append, stats, config)
+        regions = RegionBinding(RegionTable(), lambda device: store, reasons.append, stats, config)
         regions.begin(SilentProgress(), ())
         weights.kept.forget()
         streamed = Streamed(streamed_blocks, weights, checkpoint, regions.run, name)

@@ -136,9 +136,9 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
     try:
         try:
             return pickle.dumps(graph)
-        except AssertionError:
-            # A graph from inductor's own cache has launchers, which refuse to be pickled. The bundle also holds the
-            # binaries, and those are enough.
+        except Exception:
+            # A graph from inductor's own cache has launchers, or functions that load them, which cannot be pickled. The
+            # bundle also holds the binaries, and those are enough.
             if graph._triton_bundle is None:
                 raise
             graph._triton_bundle = dataclasses.replace(graph._triton_bundle, static_autotuners=[])

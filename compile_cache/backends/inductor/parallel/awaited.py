@@ -16,7 +16,6 @@ from ...base import Call
 from ..regions.region import RegionCall
 from ..regions.table import RegionTable, load_while_waiting
 from .compile_queue import CompileQueue
-from .pool import room_for
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,6 @@ class AwaitedCall:
         self._queue, self._call, self._count = queue, call, count
         self._keys: set[str] = set()
         self._has_workers = False
-        self._room = contextlib.ExitStack()  # their memory; when it is closed, weights get back what they gave
 
     def __enter__(self) -> AwaitedCall:
         self._queue.waiter = self
@@ -44,7 +42,8 @@ class AwaitedCall:
         queue.waiter = None
         if queue.drop(self._keys):  # nobody waits for it now
             queue.workers.close()
-        self._room.close()
+        if self._has_workers:
+            queue.held.let_go()
 
     def leaves(self, key: str, device: torch.device) -> None:
         """See `Waiter`."""
@@ -60,13 +59,8 @@ class AwaitedCall:
             return
         self._has_workers = True
         self._queue.take_back()  # those few that work beside a model that samples
-        workers, held = self._queue.workers, self._queue.held
         try:
-            has_room = self._room.enter_context(self._call.weights.room(room_for(self._count)))
-            if has_room:
-                self._room.callback(workers.end_unless_busy)
-            self._room.callback(held.let_go)
-            held.hold_for(self._count, device, has_room)
+            self._queue.held.hold_for(self._count, device)
         except Exception as error:
             logger.warning("Resolute: no worker processes were started: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)

@@ -11,14 +11,15 @@ import threading
 from ....config import CacheConfig
 from ....keys import GraphKey
 from ....regions.site import Progress, SilentProgress
-from ....torch_facts.private_names import Loss, lost
+from ....torch_facts.private_names import giving_way
 from ...base import Call
 from ..compile.tracing import import_all
 from .compile_queue import CompileQueue
+from .described_gpu import why_not
 
 _SHARE = 0.05  # of the time of calls that may go to work in this process
 _MOST_SECONDS = 1.0  # of credit
-_IDLE_SECONDS = 0.5  # without a call and without a prompt: then work goes on without credit
+_IDLE_SECONDS = 2.0  # without a call and without a prompt: then work goes on without credit
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 10.0  # that the thread may take to end
 
@@ -57,23 +58,15 @@ class CompilesBehind:
 
     def serves(self, call: Call, config: CacheConfig) -> bool:
         """Say if it compiles what a call lacks. If not, the call waits: for example where one processor is all."""
-        if self.queue.held.only_idle:
-            self.queue.take_back()  # a prompt begins, and they have no room beside it
         self.queue.begin(config)
         if not call.is_behind or config.verify or call.weights.streams or self.queue.is_unable:
             return False
-        if lost(Loss.WORKERS, Loss.KEEPING):
-            return False
-        device = call.tensors[0].device
-        return self.queue.held.plan(config.workers, device) and not self.queue.held.lacks_room(device)
+        return not why_not(call.tensors[0].device) and self.queue.held.plan(config.workers)
 
     def has_nothing_for(self, call: Call, latest: Waited) -> bool:
         """No code came since the module's latest call, which was such a one: it may run without any hook."""
-        if self.queue.held.only_idle:
-            self.queue.take_back()
-        if latest != (call.key, call.epoch, self.queue.changes) or not self.queue.left:
-            return False
-        return call.is_behind and not self.queue.held.lacks_room(call.tensors[0].device)
+        is_same = latest == (call.key, call.epoch, self.queue.changes)
+        return is_same and call.is_behind and bool(self.queue.left)
 
     def advance(self, call: Call, ran_compiled: bool) -> Waited:
         """A call that waits for code has ended: work for as long as there is credit."""
@@ -94,21 +87,21 @@ class CompilesBehind:
     def _go_on(self) -> None:
         """The life of the thread."""
         while not self._ending.wait(_LOOK_SECONDS):
-            if is_idle := self._is_idle():
+            if not self._is_idle():
+                continue
+            with giving_way():  # to a prompt that begins meanwhile
                 import_all()  # without the lock
                 self._counted = self._clock()  # calls did not take this time
-            if (is_idle or self.queue.held.only_idle) and self.lock.acquire(blocking=False):
-                try:
-                    if not is_idle:
-                        self.queue.take_back()
-                    elif self.queue.left:
-                        self.queue.do_one(is_idle=True)
-                    else:
-                        self._thread = None
-                        self.queue.held.let_go()
-                        return
-                finally:
-                    self.lock.release()
+                if self.lock.acquire(blocking=False):
+                    try:
+                        if self.queue.left:
+                            self.queue.do_one()
+                        else:
+                            self._thread = None
+                            self.queue.held.let_go()
+                            return
+                    finally:
+                        self.lock.release()
 
     def _is_idle(self) -> bool:
         """For a while no prompt ran, and no call was made, through regions, by a replay or eagerly."""

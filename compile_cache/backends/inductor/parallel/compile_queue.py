@@ -27,7 +27,7 @@ from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes
 from ..regions.region import MadeLater, Region, RegionCall, trace_of, without_contents
 from ..regions.table import RegionTable
-from .failures import HungError, KilledError, NotCompiledError, OtherEnvironmentError
+from .failures import HungError, KilledError, NeedsGpuError, NotCompiledError, OtherEnvironmentError
 from .held_workers import HeldWorkers
 from .job import Job, job_of, settings_for
 from .pool import WorkerPool
@@ -61,6 +61,7 @@ class CompileQueue(MadeLater):
         self.table, self.workers, self.clock = table, workers, clock
         self.waiting: dict[str, Wanted] = {}
         self.jobs: dict[str, tuple[Compiled, Wanted]] = {}
+        self._need_gpu: set[str] = set()  # keys of regions that no worker can compile
         self._next_ways: dict[tuple[str, Shapes], int] = {}  # of code that came, and was not compared yet
         self.held, self.is_unable = HeldWorkers(workers, clock), False
         self._differed = False  # the latest worker that answered had another environment
@@ -87,6 +88,10 @@ class CompileQueue(MadeLater):
 
     def has(self, region: Region) -> bool:
         return region.key in self.waiting or region.key in self.jobs
+
+    def leaves_to_calls(self, region: Region) -> bool:
+        """See `MadeLater`."""
+        return region.key in self._need_gpu
 
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
         """See `MadeLater`."""
@@ -118,7 +123,7 @@ class CompileQueue(MadeLater):
         if self.waiter is not None:
             self.waiter.leaves(key, device)
             return True
-        return bool(self.left) or self.held.plan(self._config.workers, device, anew=True)
+        return bool(self.left) or self.held.plan(self._config.workers, anew=True)
 
     def _stop(self, error: Exception) -> None:
         """Have calls wait for their compiles from now on, as without this."""
@@ -149,15 +154,15 @@ class CompileQueue(MadeLater):
             self.coming.ended(key, self.clock())
         return is_unfinished
 
-    def do_one(self, is_idle: bool = False) -> bool:
-        """Add code that came, or trace a region. is_idle: no prompt runs. Returns False if there was nothing to do."""
+    def do_one(self) -> bool:
+        """Add code that came, or trace a region. Returns False if there was nothing to do."""
         try:
-            return self._do_next(is_idle)
+            return self._do_next()
         except Exception as error:  # noqa: BLE001 (no fault of ours costs a prompt, or ends the thread)
             self._stop(error)
             return False
 
-    def _do_next(self, is_idle: bool) -> bool:
+    def _do_next(self) -> bool:
         if self.held.are_paused:
             return False
         for key, (result, wanted) in self.jobs.items():
@@ -167,9 +172,7 @@ class CompileQueue(MadeLater):
                 self._take(wanted, result)
                 break
         else:
-            devices = {each.device for each in self.waiting.values()}
-            served = [device for device in devices if self.held.may_serve(device, is_idle)]
-            key = next((key for key, each in self.waiting.items() if each.device in served), "")
+            key = next((key for key, each in self.waiting.items() if self.held.may_serve(each.device)), "")
             if key:
                 self._trace(self.waiting[key])
         left = [*self.waiting.values(), *[wanted for _, wanted in self.jobs.values()]]
@@ -206,6 +209,11 @@ class CompileQueue(MadeLater):
         except HungError as error:
             self._give_up(call, error)
             return
+        except NeedsGpuError as error:
+            logger.info("Resolute: %s is compiled by a later call: %s", call.region.label, first_line(error))
+            self._need_gpu.add(call.region.key)
+            self.changes += 1
+            return
         except OtherEnvironmentError as error:  # no fault of the region
             self._renew_workers(wanted, error)
             return
@@ -232,7 +240,7 @@ class CompileQueue(MadeLater):
         is_killed = isinstance(error, KilledError)
         is_fault = is_killed and wanted.was_killed  # of the code: the system killed it once at most
         wanted.was_killed = wanted.was_killed or is_killed
-        is_short = is_out_of_memory(error) or not self.workers.running  # a lack of memory ends the workers
+        is_short = is_out_of_memory(error) or not self.workers.running  # the system ended them, for their memory
         if not is_fault and (is_killed or is_short):
             self.waiting[wanted.call.region.key] = wanted
             if is_short:

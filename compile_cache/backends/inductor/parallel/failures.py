@@ -17,3 +17,7 @@ class OtherEnvironmentError(NotCompiledError):
 
 class HungError(NotCompiledError):
     """The processes that had the job gave no result for too long, and were ended."""
+
+
+class NeedsGpuError(NotCompiledError):
+    """The compile asked the GPU for something that its description does not tell."""

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -23,7 +24,6 @@ from ....store.artifact_store import Artifact
 from ....store.fingerprint import EnvironmentFingerprint
 from ....torch_facts.flags import apply_flags, flags_for_workers
 from ....torch_facts.operators import NAMESPACE
-from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import (
     FakeTensorMode,
     GraphPickler,
@@ -45,12 +45,10 @@ from ..compile.artifacts import pack
 from ..compile.environment import environment_of
 from ..compile.lowering import compile_trace
 from ..compile.tracing import Trace, size_one_is_general
-from .failures import OtherEnvironmentError
+from . import described_gpu
+from .failures import NeedsGpuError, OtherEnvironmentError
 
 logger = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 1.0  # between two looks for memory
-_WAITING_SECONDS = 5.0  # that a child may be without memory on the device
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,7 @@ def settings_for(device: torch.device) -> dict[str, Any]:
     """
     return {
         "device": str(device),
+        "card": described_gpu.describe(device) if device.type == "cuda" else None,
         "inductor": portable_config(ignore_private_configs=True),
         "flags": flags_for_workers(),
         "environment": environment_of(device, "").components(),
@@ -106,53 +105,41 @@ _applied: dict[str, Any] | None = None  # the settings of the last job
 
 
 def before_fork() -> None:
-    """Do once what each forked child would do at its first job: hash the code of torch and Triton, import modules, find
-    the CPU's vector instructions.
+    """Do once what each forked child would do at its first job: hash the code of torch and Triton, import modules.
 
-    Nothing here may initialise CUDA: a forked child could not use it then. These are internals of torch; where another
-    version moved one, the children do that part themselves.
+    These are internals of torch; where another version moved one, the children do that part themselves.
     """
     parts = [torch_key, init_backend_registration, lambda: sympy.simplify(sympy.Symbol("x") + 1)]  # it imports much
-    if pick_vec_isa is not None and not torch.cuda.is_available():
-        parts.append(pick_vec_isa)  # starts ten processes that import torch: 15 s of a processor
     if find_spec("triton") is not None and triton_code_generator is not None:
         parts.append(triton_key)
     for part in parts:
-        try:
-            part()
-        except Exception as error:  # an error that matters comes again in the child
-            logger.debug("Resolute: each process that compiles does this for itself: %s", part, exc_info=error)
+        _try(part)
 
 
-def serve(program: Connection, device: str, folder: str) -> None:
-    """The life of a child: say that it has memory on the device, then answer each job until the program ends.
+def before_fork_for(device: str) -> None:
+    """The same, once it is known what the children compile for: "cpu" or "cuda"."""
+    if device == "cpu" and pick_vec_isa is not None:
+        _try(pick_vec_isa)  # starts ten processes that import torch: 15 s of a processor
 
-    A child that cannot use the device ends at once and quietly: others get its jobs. `folder` gets its temporary
-    folders: a child that is killed leaves them, and the pool removes `folder`.
+
+def _try(part: Callable[[], object]) -> None:
+    try:
+        part()
+    except Exception as error:  # an error that matters comes again in the child
+        logger.debug("Resolute: each process that compiles does this for itself: %s", part, exc_info=error)
+
+
+def serve(program: Connection, folder: str) -> None:
+    """The life of a child: answer each job until the program ends.
+
+    `folder` gets its temporary folders: a child that is killed leaves them, and the pool removes `folder`.
     """
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inductor_config.compile_threads = 1  # the children already use all processors
-    if not _has_context(device):  # asked before a job comes: it would be lost
-        return
     with contextlib.suppress(EOFError):
-        program.send(None)
         while True:
             program.send(work(program.recv()))
-
-
-def _has_context(device: str) -> bool:
-    """Take the device's memory that every job needs. Returns False if there is none for _WAITING_SECONDS."""
-    ends = time.monotonic() + _WAITING_SECONDS
-    while True:
-        try:
-            torch.zeros(1, device=device)
-            return True
-        except Exception as error:  # noqa: BLE001 (the main process compiles what no child can)
-            logger.debug("Resolute: this process cannot compile for %s: %s", device, first_line(error))
-            if not is_out_of_memory(error) or time.monotonic() > ends:
-                return False
-        time.sleep(_RETRY_SECONDS)
 
 
 def work(message: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
@@ -168,7 +155,8 @@ def work(message: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
             started = time.perf_counter()
         made: dict[str, Any] | str = vars(_run(job))
     except Exception as error:  # noqa: BLE001 (the main process logs it, and compiles the region itself)
-        made = f"{type(error).__name__}: {first_line(error)}"
+        kind = NeedsGpuError if described_gpu.asks_for_gpu(error) else type(error)
+        made = f"{kind.__name__}: {first_line(error)}"
     return made, time.perf_counter() - started
 
 
@@ -179,15 +167,23 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _apply(device: str, inductor: dict[str, Any], flags: dict[str, Any], environment: list[Any]) -> None:
+def _apply(
+    device: str,
+    card: described_gpu.Description | None,
+    inductor: dict[str, Any],
+    flags: dict[str, Any],
+    environment: list[Any],
+) -> None:
     """Take on the settings of the main process. Raises OtherEnvironmentError where that does not succeed.
 
-    environment: the components of the fingerprint, in plain types.
+    card: the GPU to compile for, if it is one. environment: the components of the fingerprint, in plain types.
     """
     try:
+        if card is not None:
+            described_gpu.stand_in(card)
         apply_flags(flags)
-    except RuntimeError as error:
-        raise OtherEnvironmentError(str(error)) from error
+    except Exception as error:
+        raise OtherEnvironmentError(first_line(error)) from error
     load_config(inductor)  # after the flags: torch changes inductor's setting with that of deterministic algorithms
     inductor_config.compile_threads = 1
     wanted = EnvironmentFingerprint(**dict(environment))

@@ -22,7 +22,7 @@ from ....errors import first_line
 from ....store.artifact_store import Artifact
 from ....store.temporary_folders import TemporaryFolder
 from . import worker
-from .failures import HungError, KilledError, NotCompiledError, OtherEnvironmentError
+from .failures import HungError, KilledError, NeedsGpuError, NotCompiledError, OtherEnvironmentError
 
 if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before inductor is imported
     from .job import Job
@@ -49,8 +49,8 @@ def _error_of(answer: str) -> NotCompiledError:
     """Make the error of a job from the worker's answer."""
     if answer == worker.ENDED:
         return KilledError(answer)
-    is_other = answer.startswith(OtherEnvironmentError.__name__)
-    return (OtherEnvironmentError if is_other else NotCompiledError)(answer)
+    kinds = {each.__name__: each for each in (OtherEnvironmentError, NeedsGpuError)}
+    return kinds.get(answer.partition(":")[0], NotCompiledError)(answer)
 
 
 class WorkerProcess:
@@ -101,7 +101,7 @@ class WorkerProcess:
         self._heard = time.monotonic()
         if self.device is None:
             self.device, self.low = device, low
-            self._messages.put((count, str(device), low))
+            self._messages.put((count, device.type, low))
 
     def submit(self, job: Job) -> Compiled:
         """The future raises NotCompiledError."""
@@ -117,9 +117,9 @@ class WorkerProcess:
         """Kill the process and its children. Jobs that have no result raise the error."""
         self._fail(error or NotCompiledError("the processes that compile were ended"))
         self._kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can keep a killed process alive
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_SECONDS)
-        self._reader.join(_KILL_SECONDS)  # the pipe ends with the last child: then their GPU memory is free
+        self._reader.join(_KILL_SECONDS)  # the pipe ends with the last child
 
     def _fail(self, error: NotCompiledError) -> None:
         self._error = self._error or error

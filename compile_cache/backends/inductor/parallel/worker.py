@@ -1,8 +1,8 @@
 """A program that compiles traces in child processes: `python worker.py FOLDER`, jobs on stdin, artifacts on stdout.
 
 The program itself imports torch and compiles nothing. Its children compile; on Linux they are forked and so start with
-everything imported. The first message gives their number and device, and says if their priority is low: no child takes
-GPU memory before there is a job.
+everything imported. The first message gives their number and the type of device, and says if their priority is low.
+None of them sees a GPU, so none takes memory of one.
 A pool of the standard library cannot replace it: that would run ComfyUI's main.py again in each child, and its children
 would import the pack by the name of its folder in custom_nodes. So `WorkerProcess` starts this file by path, and
 messages have plain types only: the two sides import the same class under different module names.
@@ -27,6 +27,7 @@ from typing import IO, Any, NoReturn, cast
 
 _CAN_FORK = sys.platform == "linux"
 ENDED = "the process that compiled it ended"
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _NICE = 10  # of processes of low priority
 
 Jobs = queue.SimpleQueue[tuple[int, dict[str, Any]]]  # number and job
@@ -47,8 +48,7 @@ def main() -> None:
     os.dup2(2, 1)  # a library that prints must not write between our messages
     own = Path(__file__).resolve()
     sys.path[:] = [str(own.parents[4]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
-    # With it torch looks for GPUs without initialising CUDA, which forked children could not use then.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.update(dict.fromkeys(_VISIBLE, ""))
     # Before torch 2.9, importing inductor starts a thread and processes of its own, and a fork needs a single thread.
     os.environ["TORCH_WARM_POOL"] = "0"
     from compile_cache.backends.inductor.parallel import job
@@ -67,8 +67,10 @@ def main() -> None:
         count, device, low = receive(sys.stdin.buffer)
         if low:
             _lower_priority()
+        if _CAN_FORK:
+            job.before_fork_for(device)
         gc.freeze()  # the collector skips imported objects, so forked children keep sharing their memory
-        children = [_start_child(job.serve, device, folder) for _ in range(count)]  # before there are threads
+        children = [_start_child(job.serve, folder) for _ in range(count)]  # before there are threads
         threading.Thread(target=_serve_all, args=(children, jobs, reply, folder), daemon=True).start()
         while True:
             jobs.put(receive(sys.stdin.buffer))
@@ -87,11 +89,11 @@ def _lower_priority() -> None:
             Path("/proc/self/autogroup").write_text(str(_NICE), "utf-8")
 
 
-def _start_child(serve: Callable[..., None], device: str, folder: str) -> Connection:
+def _start_child(serve: Callable[..., None], folder: str) -> Connection:
     """Start a child. Returns the connection to it, which ends with it: no other process has the child's side."""
     context: Any = multiprocessing.get_context("fork" if _CAN_FORK else "spawn")
     ours, childs = context.Pipe()
-    context.Process(target=serve, args=(childs, device, folder)).start()
+    context.Process(target=serve, args=(childs, folder)).start()
     childs.close()
     return cast(Connection, ours)
 
@@ -106,10 +108,6 @@ def _serve_all(children: list[Connection], jobs: Jobs, reply: Callable[..., None
 
 def _serve(child: Connection, jobs: Jobs, reply: Callable[..., None]) -> None:
     """Give a child one job after the other until it ends, which costs no other job than the one that it has."""
-    try:
-        child.recv()  # it has memory on the device
-    except (EOFError, OSError):
-        return
     while True:
         number, job = jobs.get()
         try:
@@ -130,7 +128,7 @@ def _end(folder: str) -> NoReturn:
     for child in children:
         child.kill()
     for child in children:
-        child.join(1.0)  # a driver can keep a killed child alive, so do not wait forever
+        child.join(1.0)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # a normal exit would wait for the children's threads
 

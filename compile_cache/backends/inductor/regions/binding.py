@@ -49,8 +49,6 @@ class RegionBinding:
     """Runs the sites of one module through the shared table of regions.
 
     store_for: the store for compiled regions of a device, or None.
-    out_of_memory_is_final: asked after an OutOfMemoryError while a region is loaded or compared. If so, the original
-        runs; if not, the error is raised, because the caller can free memory and repeat the call.
     bypass: gets the reason each time an original runs in place of compiled code.
     """
 
@@ -58,14 +56,12 @@ class RegionBinding:
         self,
         table: RegionTable,
         store_for: Callable[[torch.device], ArtifactStore | None],
-        out_of_memory_is_final: Callable[[], bool],
         bypass: Callable[[BypassReason], None],
         stats: Stats,
         config: CacheConfig,
     ) -> None:
         self._table = table
         self._store_for = store_for
-        self._out_of_memory_is_final = out_of_memory_is_final
         self._bypass = bypass
         self._stats = stats
         self._verify = config.verify
@@ -157,8 +153,7 @@ class RegionBinding:
     def run(self, site: RegionSite, *given: Input) -> Any:
         """The result of `site.function(site.module, *tensors)`, by compiled code where there is some.
 
-        Raises what the original raises, and whatever cancels; OutOfMemoryError as `out_of_memory_is_final` says; and
-        InputsGoneError.
+        Raises what the original raises, whatever cancels, and InputsGoneError.
         """
         self._progress.begin_block()
         self.was_reached = True
@@ -241,12 +236,14 @@ class RegionBinding:
         if failed is not None:
             return failed
         try:
+            if queue is not None and queue.leaves_to_calls(region):
+                queue = None
             found = self._table.resolve(call, queue is not None)
             if queue is not None:
                 queue.note(call, found)
                 self.waits = self.waits or found is None
         except Exception as error:  # noqa: BLE001 (`why_failed` raises what has to be raised)
-            found = self._failed[region.key, call.shapes] = why_failed(call, error, self._out_of_memory_is_final)
+            found = self._failed[region.key, call.shapes] = why_failed(call, error)
         return found
 
     def _call(

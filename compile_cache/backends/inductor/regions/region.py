@@ -214,6 +214,10 @@ class MadeLater(Protocol):
         """The region's code is being made."""
         ...
 
+    def leaves_to_calls(self, region: Region) -> bool:
+        """A call compiles the region itself: nothing else can."""
+        ...
+
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
         """A call came to a region at new sizes. found: what runs there; None: its code has to be made."""
         ...

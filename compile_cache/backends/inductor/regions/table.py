@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
 
 from ....errors import BypassCode, BypassReason, RegionCompileError, first_line
 from ....stats import SHORT_WAIT
@@ -161,16 +160,14 @@ def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:
     return reason
 
 
-def why_failed(call: RegionCall, error: Exception, out_of_memory_is_final: Callable[[], bool]) -> BypassReason:
-    """Why a site runs its original until the next call of the module. Raises the error where a repeated call may find
-    memory, and whatever cancels. What the original raises by itself it raises again.
+def why_failed(call: RegionCall, error: Exception) -> BypassReason:
+    """Why a site runs its original until the next call of the module. Raises whatever cancels. What the original raises
+    by itself it raises again.
     """
     kind = call.site.kind
     if isinstance(error, call.progress.cancellations):
         raise error
     if is_out_of_memory(error):
-        if not out_of_memory_is_final():
-            raise error
         detail = f"there is no memory to load {kind} and compare it with its original; it runs eagerly until then"
         return BypassReason(BypassCode.OUT_OF_MEMORY, detail)
     logger.debug("Resolute: %s runs eagerly", kind, exc_info=error)

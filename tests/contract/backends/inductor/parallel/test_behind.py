@@ -18,13 +18,14 @@ import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import behind as behinds
-from compile_cache.backends.inductor.parallel import compile_queue, held_workers
+from compile_cache.backends.inductor.parallel import compile_queue
 from compile_cache.backends.inductor.parallel import job as jobs
 from compile_cache.backends.inductor.parallel.behind import CompilesBehind
 from compile_cache.backends.inductor.parallel.compile_queue import CompileQueue
 from compile_cache.backends.inductor.parallel.failures import (
     HungError,
     KilledError,
+    NeedsGpuError,
     NotCompiledError,
     OtherEnvironmentError,
 )
@@ -33,7 +34,7 @@ from compile_cache.backends.inductor.parallel.wanted import Wanted
 from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.skeleton import skeleton_of
 
-from .....programs import run_python, wait_for
+from .....programs import run_python
 from ....rig import TOLERANCE, Block, Bound, Model, Rig, Stopper, inputs, relative_error, seeded, tokens
 
 
@@ -47,7 +48,7 @@ class Workers:
         self.devices: list[torch.device] = []  # that children were started for
 
     @contextlib.contextmanager
-    def in_use(self, count: int, device: torch.device, has_room: bool = False, low: bool = False) -> Iterator[None]:
+    def in_use(self, count: int, device: torch.device, low: bool = False) -> Iterator[None]:
         self.low = low
         self.users += 1
         self.devices.append(device)
@@ -323,6 +324,20 @@ def test_where_new_workers_differ_too_a_later_call_compiles_what_it_lacks(rig: B
         assert rig.call(bound, tokens()) <= TOLERANCE
 
 
+def test_a_compile_that_asks_the_gpu_is_done_by_a_later_call(rig: Behind) -> None:
+    bound = rig.bind(seeded(Model))
+    rig.leave(bound, *inputs())
+    rig.workers.finish(NeedsGpuError("RuntimeError: Found no NVIDIA driver on your system"))
+    with rig.expect(eager_calls=1):
+        assert rig.call(bound, *inputs()) == 0
+    with rig.expect(eager_calls=1, region_compiles=1, verifications=1, region_calls=2):
+        assert rig.call(bound, *inputs()) <= TOLERANCE
+    rig.workers.finish()
+    rig.call(bound, *inputs())
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=4):
+        assert rig.call(bound, *inputs()) <= TOLERANCE
+
+
 def test_a_worker_that_is_killed_costs_its_job_one_more_try(rig: Behind) -> None:
     bound = rig.bind(seeded(Block))
     rig.leave(bound, tokens())
@@ -343,8 +358,6 @@ def test_work_for_a_second_device_waits_until_the_workers_of_the_first_are_done(
     first, second = torch.device("cpu", 0), torch.device("cpu", 1)
     of_kind = {"Convolution": first, "Attention": second}
     monkeypatch.setattr(Wanted, "device", property(lambda wanted: of_kind[wanted.call.region.label]))
-    for device in of_kind.values():
-        rig.queue.held.plan(2, device, anew=True)
     bound = rig.bind(seeded(Model))
     rig.call(bound, *inputs(), seconds=0)
     for device in of_kind.values():
@@ -363,64 +376,6 @@ class Prompts(Stopper):
 
     def prompt_runs(self) -> bool:
         return self.runs
-
-
-@pytest.mark.parametrize("sees", ["call", "thread"])
-def test_on_a_card_without_room_a_worker_is_there_only_while_nothing_samples(
-    monkeypatch: pytest.MonkeyPatch, sees: str
-) -> None:
-    asked: list[torch.device] = []
-    has_room = False
-    monkeypatch.setattr(held_workers, "worker_count_behind", lambda *given: (1, True))
-    monkeypatch.setattr(held_workers, "fits_while_idle", lambda device: (asked.append(device), has_room)[1])
-    monkeypatch.setattr(behinds, "_IDLE_SECONDS", 0.0)
-    rig, prompts = Behind(), Prompts()
-    bound = rig.bind(seeded(Model))
-    for _ in range(3):
-        with rig.expect(eager_calls=1):
-            assert rig.call(bound, *inputs(), progress=prompts) == 0
-    assert (rig.queue.left, rig.workers.jobs, rig.workers.users, asked) == (2, [], 0, [])
-    prompts.runs = False
-    wait_for(lambda: len(asked) > 2)
-    assert rig.workers.users == 0
-    has_room = True
-    wait_for(lambda: len(rig.workers.jobs) == 2)
-    assert (rig.workers.users, rig.workers.ended) == (1, 0)
-    with rig.behind.lock if sees == "call" else contextlib.nullcontext():  # the thread can do nothing
-        prompts.runs = True
-        if sees == "call":
-            rig.call(bound, *inputs(), progress=prompts)
-        wait_for(lambda: rig.workers.users == 0)
-    assert (rig.queue.left, rig.workers.jobs, rig.workers.ended) == (2, [], 1)
-    prompts.runs = False
-    wait_for(lambda: len(rig.workers.jobs) == 2)
-    for _ in range(2):
-        rig.workers.finish()
-    wait_for(lambda: rig.queue.left == 0)
-    wait_for(lambda: rig.workers.ended == 2)
-    with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
-        assert rig.call(bound, *inputs(), progress=prompts) <= TOLERANCE
-    rig.behind._end()
-
-
-def test_a_card_that_has_no_room_for_a_worker_even_while_nothing_runs_makes_a_later_call_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Then its weights give the room."""
-    asked: list[torch.device] = []
-    monkeypatch.setattr(held_workers, "worker_count_behind", lambda *given: (1, True))
-    monkeypatch.setattr(held_workers, "fits_while_idle", asked.append)
-    monkeypatch.setattr(behinds, "_IDLE_SECONDS", 0.0)
-    rig = Behind()
-    bound = rig.bind(seeded(Model))
-    for _ in range(3):
-        with rig.expect(eager_calls=1):
-            assert rig.call(bound, *inputs(), seconds=1) == 0
-    wait_for(lambda: asked)
-    with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
-        assert rig.call(bound, *inputs()) <= TOLERANCE
-    assert (rig.queue.left, rig.workers.users, rig.workers.low) == (0, 0, False)
-    rig.behind._end()
 
 
 def test_code_that_no_call_compared_yet_survives_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from compile_cache.backends.inductor.parallel.failures import (
     NotCompiledError,
     OtherEnvironmentError,
 )
-from compile_cache.backends.inductor.parallel.pool import fits_while_idle, worker_count, worker_count_behind
+from compile_cache.backends.inductor.parallel.pool import worker_count, worker_count_behind
 from scripts.places import ROOT
 
 from .....programs import wait_for
@@ -39,11 +39,8 @@ from ....rig import TOLERANCE, Model, Rig, inputs, seeded
 CPU = torch.device("cpu")
 
 
-def serve(program: Any, device: str, folder: str) -> None:
-    """A child that answers with its process id, and ends as its device or a job says."""
-    if device == "no memory":
-        return
-    program.send(None)
+def serve(program: Any, folder: str) -> None:
+    """A child that answers with its process id, and ends as a job says."""
     with contextlib.suppress(EOFError):
         while True:
             what = program.recv()
@@ -53,15 +50,15 @@ def serve(program: Any, device: str, folder: str) -> None:
 
 
 class Served:
-    """Children on these devices, with jobs 0, 1 and so on. `ended`: the program would end, because all children did."""
+    """Two children, with jobs 0, 1 and so on. `ended`: the program would end, because all children did."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs: worker.Jobs = queue.SimpleQueue()
         self.replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.ended = threading.Event()
         monkeypatch.setattr(worker, "_end", lambda folder: self.ended.set())
         before = set(multiprocessing.active_children())
-        children = [worker._start_child(serve, device, "folder") for device in devices]
+        children = [worker._start_child(serve, "folder") for _ in range(2)]
         self.processes = set(multiprocessing.active_children()) - before
 
         def reply(*message: Any) -> None:
@@ -83,7 +80,7 @@ class Served:
 
 
 def test_a_child_that_crashes_costs_only_the_job_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(monkeypatch, "cpu", "cpu")
+    served = Served(monkeypatch)
     answers = served.answers("crash", *["a job"] * 5)
     assert answers.pop(0) == "the process that compiled it ended"
     assert len(set(answers.values())) == 1, "by the other child"
@@ -92,7 +89,7 @@ def test_a_child_that_crashes_costs_only_the_job_that_it_had(monkeypatch: pytest
 
 
 def test_a_child_that_is_killed_while_it_has_no_job_costs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(monkeypatch, "cpu", "cpu")
+    served = Served(monkeypatch)
     lost, other = served.processes
     lost.kill()
     lost.join()
@@ -100,16 +97,9 @@ def test_a_child_that_is_killed_while_it_has_no_job_costs_none(monkeypatch: pyte
     served.end()
 
 
-def test_a_child_without_memory_on_the_gpu_leaves_the_jobs_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(monkeypatch, "no memory", "cpu")
-    assert len(set(served.answers(*["a job"] * 5).values())) == 1
-    served.end()
-
-
 def test_without_any_child_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the prompt would wait for them until they count as hung."""
-    assert Served(monkeypatch, "no memory", "no memory").ended.wait(60)
-    served = Served(monkeypatch, "cpu", "cpu")
+    served = Served(monkeypatch)
     assert set(served.answers("crash", "crash").values()) == {"the process that compiled it ended"}
     assert served.ended.wait(60)
 
@@ -146,36 +136,10 @@ def test_children_that_are_spawned_compile_too(
     assert "no worker compiled" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("error", "errors", "waits", "has_memory"),
-    [("out of memory", 3, 0.3, True), ("out of memory", 99, 0.3, False), ("initialization error", 99, 600.0, False)],
-)
-def test_a_child_asks_again_for_a_while_for_memory_and_for_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, error: str, errors: int, waits: float, has_memory: bool
-) -> None:
-    left = [torch.AcceleratorError(f"CUDA error: {error}")] * errors
-
-    def zeros(*given: Any, **named: Any) -> None:
-        if left:
-            raise left.pop()
-
-    monkeypatch.setattr(job, "_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(job, "_WAITING_SECONDS", waits)
-    monkeypatch.setattr(job.torch, "zeros", zeros)
-    assert job._has_context("cuda:0") is has_memory
-
-
-def test_every_step_before_the_fork_works_with_this_torch_and_initialises_no_gpu(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    program = (
-        "from compile_cache.backends.inductor.parallel import job; job.before_fork(); import torch; "
-        "raise SystemExit(torch.cuda.is_initialized())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=300)
-    assert done.returncode == 0
+def test_every_step_before_the_fork_works_with_this_torch(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger=job.logger.name):
         job.before_fork()
+        job.before_fork_for("cpu")
     messages = [record.getMessage() for record in caplog.records if record.name == job.logger.name]
     assert not messages, "a step failed; only this test shows it, because the children then do it themselves"
 
@@ -185,9 +149,10 @@ def test_a_step_that_this_torch_lacks_costs_no_other_step(monkeypatch: pytest.Mo
     monkeypatch.setattr(job, "torch_key", None)
     monkeypatch.setattr(job, "init_backend_registration", lambda: done.append("registration"))
     monkeypatch.setattr(job, "pick_vec_isa", lambda: done.append("instructions"))
-    monkeypatch.setattr(job.torch.cuda, "is_available", lambda: False)
     job.before_fork()
-    assert done == ["registration", "instructions"]
+    job.before_fork_for("cuda")
+    job.before_fork_for("cpu")
+    assert done == ["registration", "instructions"], "the latter once, for the CPU"
 
 
 @pytest.fixture
@@ -397,85 +362,25 @@ def test_a_failed_job_returns_the_text_of_an_error_that_cannot_be_pickled(monkey
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "wanted", "pages_gib", "count"),
+    ("wanted", "processors", "count"),
     [
-        # What fits on the GPU beside the prompt.
-        (3.0, 8, None, 0), (6.0, 8, None, 0), (7.0, 8, None, 2), (12.0, 8, None, 5), (140.0, 8, None, 8),
-        # Pages of weights count as free, and one process is better than none; one that is wanted is none.
-        (0.25, 8, 0, 0), (0.25, 8, 4, 0), (0.25, 8, 6, 1), (0.25, 8, 8, 2), (0.25, 8, 11, 4), (0.25, 8, 20, 8),
-        (0.25, 1, 20, 0),
+        (None, 1, 0),
+        (None, 2, 1),
+        (None, 4, 2),
+        (None, 8, 2),
+        (None, 12, 3),
+        (None, 64, 4),
+        (1, 8, 0),
+        (0, 8, 0),
+        (3, 8, 2),
     ],
-)  # fmt: skip
-def test_their_number_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int, pages_gib: int | None, count: int
-) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
-    pages = None if pages_gib is None else pages_gib << 30
-    assert worker_count(wanted, torch.device("cuda:0"), pages) == count
-
-
-@pytest.mark.parametrize(
-    ("free_gib", "wanted", "processors", "count"),
-    [(5.0, None, 8, (1, True)), (6.0, None, 8, (1, False)), (7.0, None, 8, (2, False)), (80.0, 8, 8, (2, False)),
-     (80.0, 1, 8, (0, False)), (80.0, 0, 8, (0, False)), (80.0, None, 2, (1, False)), (80.0, None, 1, (0, False)),
-     (5.0, None, 1, (0, True))],
-)  # fmt: skip
+)
 def test_their_number_beside_a_model_that_samples(
-    monkeypatch: pytest.MonkeyPatch, free_gib: float, wanted: int | None, processors: int, count: tuple[int, bool]
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, processors: int, count: int
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
     monkeypatch.setattr(pool, "_processors", lambda: processors)
-    assert worker_count_behind(wanted, torch.device("cuda:0")) == count
-
-
-@pytest.mark.parametrize(("free_gib", "fits"), [(1.4, False), (1.5, True)])
-def test_one_fits_while_nothing_samples_if_its_own_memory_is_free(
-    monkeypatch: pytest.MonkeyPatch, free_gib: float, fits: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * 2**30), 140 << 30))
-    assert fits_while_idle(torch.device("cuda:0")) is fits
-    assert fits_while_idle(CPU)
+    assert worker_count_behind(wanted) == count
 
 
 def test_there_are_never_more_than_any_system_can_wait_for() -> None:
-    assert [worker_count(wanted, CPU) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]
-
-
-def test_fewer_start_if_weights_took_the_memory_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    process = SimpleNamespace(
-        alive=True, users=0, device=None, start_children=lambda count, device, low: started.append(count)
-    )
-    monkeypatch.setattr(pool, "WorkerProcess", lambda low: process)
-    processes = pool.WorkerPool()
-    for free_gib in (12, 7, 1):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free_gib: (free << 30, 140 << 30))
-        with processes.in_use(5, torch.device("cuda:0")):
-            assert process.users == 1
-    with processes.in_use(3, torch.device("cuda:0"), has_room=True):
-        pass
-    assert started == [5, 2, 1, 3]
-
-
-@pytest.mark.parametrize("is_busy", [False, True])
-def test_processes_that_have_jobs_for_a_later_call_keep_their_memory(
-    monkeypatch: pytest.MonkeyPatch, is_busy: bool
-) -> None:
-    ended: list[bool] = []
-    process = SimpleNamespace(alive=True, is_busy=is_busy, end=lambda: ended.append(True))
-    monkeypatch.setattr(pool, "WorkerProcess", lambda low: process)
-    processes = pool.WorkerPool()
-    processes.start()
-    processes.end_unless_busy()
-    assert ended == [True] * (not is_busy)
-
-
-def test_children_that_cannot_use_their_gpu_end_without_a_traceback_and_the_program_with_them(tmp_path: Path) -> None:
-    command = [sys.executable, str(worker.__file__), str(tmp_path / "folder")]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as program:
-        assert program.stdin is not None
-        assert program.stderr is not None
-        worker.send(program.stdin, (2, "cuda:99", False))
-        assert program.wait(300) == 0
-        assert b"Traceback" not in program.stderr.read()
+    assert [worker_count(wanted) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]

@@ -1,0 +1,164 @@
+"""Compile for a GPU from its description: so a worker needs no driver, and takes none of the GPU's memory.
+
+Inductor and Triton generate the same code with these stand-ins as beside the GPU. They cannot time kernels, see
+`times_kernels`. For AMD this was never run.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ....torch_facts.private_names import (
+    CachingAutotuner,
+    ConvBackend,
+    CudaInterface,
+    FakeTensorMode,
+    GPUTarget,
+    Loss,
+    UniformValueConstantFolder,
+    fake_tensor,
+    inductor_config,
+    lost,
+    torch_c,
+    triton_driver,
+    triton_helpers,
+)
+
+Description = dict[str, Any]  # the attributes of torch's device properties that are plain, and "index"
+
+# Settings of inductor with which it runs kernels while it compiles.
+_TIMED = ("max_autotune", "max_autotune_gemm", "benchmark_fusion", "benchmark_combo_kernel")
+# In the texts of torch's errors about a GPU that is not there.
+_DRIVER = re.compile(r"NVIDIA driver|(CUDA|HIP) (GPUs|error)|not compiled with CUDA|no active drivers")
+_REGISTERS = 0x2F  # an attribute in the section .nv.info of a binary for NVIDIA
+
+
+def describe(device: torch.device) -> Description:
+    """A GPU of this process, in plain types."""
+    found = torch.cuda.get_device_properties(device)
+    values = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    plain = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
+    return {**plain, "index": device.index or 0}
+
+
+def why_not(device: torch.device) -> str:
+    """Why no worker can compile for the device, as a sentence without its full stop; empty if one can."""
+    if missing := lost(Loss.WORKERS, Loss.KEEPING):
+        return missing
+    if device.type == "cpu":
+        return ""
+    timed = [name for name in _TIMED if getattr(inductor_config, name, False)]
+    return f"inductor times kernels while it compiles ({timed[0]})" if timed else lost(Loss.GPU_WORKERS)
+
+
+def asks_for_gpu(error: BaseException) -> bool:
+    """The error of a compile that wanted more of the GPU than its description."""
+    return _DRIVER.search(str(error)) is not None
+
+
+_taken: Description | None = None
+
+
+def stand_in(description: Description) -> None:
+    """Have torch, inductor and Triton take the description for a GPU of this process, for good. Later calls with it do
+    nothing. Raises whatever this torch raises.
+    """
+    global _taken
+    if description == _taken:
+        return
+    _taken = description
+    index, properties = description["index"], SimpleNamespace(**description)
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: index + 1,
+        "current_device": lambda: index,
+        "get_device_properties": lambda device=None: properties,
+        "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
+        "_exchange_device": lambda device: index,
+        "_maybe_exchange_device": lambda device: index,
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+        if name.removeprefix("_") in vars(CudaInterface):
+            setattr(CudaInterface, name.removeprefix("_"), staticmethod(answer))
+    FakeTensorMode.avoid_device_init = True  # a property, which asks if there is a GPU
+    fake_tensor.init_gpu_context = lambda device: None
+    triton_helpers.set_driver_to_gpu = lambda: None
+    triton_driver.set_active(SimpleNamespace(get_current_target=lambda: _target(properties)))
+    CachingAutotuner._make_launchers = _note_registers
+    _answer_for_convolutions(properties)
+    _compute_constants_on_cpu()
+
+
+def _target(properties: Any) -> Any:
+    if torch.version.hip is not None:
+        return GPUTarget("hip", properties.gcnArchName.split(":")[0], properties.warp_size)
+    return GPUTarget("cuda", 10 * properties.major + properties.minor, properties.warp_size)
+
+
+def _answer_for_convolutions(properties: Any) -> None:
+    """Torch asks the driver if cuDNN takes bfloat16; without an answer it plans results that are not channels-last."""
+    choose, slow = torch_c._select_conv_backend, (ConvBackend.Slow2d, ConvBackend.Slow3d)
+
+    def answer(*given: Any, **named: Any) -> Any:
+        found, tensor = choose(*given, **named), (*given, named.get("input"))[0]
+        has_cudnn = torch.version.hip is None and properties.major >= 8 and tensor.dtype == torch.bfloat16
+        return ConvBackend.Cudnn if has_cudnn and tensor.is_cuda and found in slow else found
+
+    torch_c._select_conv_backend = answer
+
+
+def _compute_constants_on_cpu() -> None:
+    """Inductor computes a graph's constants, such as a scale of 1, on the device of the graph."""
+    deduce = UniformValueConstantFolder._deduce_value
+
+    def on_cpu(folder: Any, node: Any) -> Any:
+        given = node.kwargs
+        node.kwargs = {**given, "device": "cpu"} if given.get("device") is not None else given
+        try:
+            return deduce(folder, node)
+        finally:
+            node.kwargs = given
+
+    UniformValueConstantFolder._deduce_value = on_cpu
+
+
+def _note_registers(kernel: Any) -> None:
+    """In place of loading binaries. Inductor tries smaller blocks for a reduction that takes many registers."""
+    for result in kernel.compile_results:
+        result.kernel.n_regs = registers(result.kernel)
+    kernel.launchers = []
+
+
+def registers(kernel: Any) -> int:
+    """The number of registers that each thread of a kernel takes. kernel: Triton's, or inductor's static one."""
+    path = Path(getattr(kernel, "cubin_path", None) or "")  # a static one has the place of its binary alone
+    if torch.version.hip is not None:
+        text = path.with_suffix(".amdgcn").read_text("utf-8") if path.suffix else kernel.asm["amdgcn"]
+        found = re.search(r"\.vgpr_count:\s+(\d+)", text)
+        return int(found[1]) if found else 0
+    return _attributes(path.read_bytes() if path.suffix else kernel.asm["cubin"]).get(_REGISTERS, 0)
+
+
+def _attributes(binary: bytes) -> dict[int, int]:
+    """The largest value of each number that the sections .nv.info of an ELF file give for a function."""
+    (table,) = struct.unpack_from("<Q", binary, 0x28)
+    size, count, names = struct.unpack_from("<HHH", binary, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", binary, table + number * size) for number in range(count)]
+    found: dict[int, int] = {}
+    for name, _, _, _, start, length, *_ in headers:
+        if not binary[headers[names][4] + name :].startswith(b".nv.info\0"):
+            continue
+        info, place = binary[start : start + length], 0
+        while place + 4 <= len(info):
+            form, attribute, value = struct.unpack_from("<BBH", info, place)
+            if form == 4 and value >= 8:  # a function and its number
+                found[attribute] = max(found.get(attribute, 0), struct.unpack_from("<I", info, place + 8)[0])
+            place += 4 + (value if form == 4 else 0)
+    return found

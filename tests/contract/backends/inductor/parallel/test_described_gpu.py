@@ -1,0 +1,167 @@
+"""Workers compile for a GPU that no process sees. Here the main process has a described one too."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.backends.inductor.parallel import described_gpu, job, process
+from compile_cache.backends.inductor.parallel.failures import NeedsGpuError, OtherEnvironmentError
+from compile_cache.torch_facts.private_names import inductor_config
+
+from .....programs import run_python
+
+# name, capability, multiprocessors, threads of each
+CARDS = {
+    75: ("NVIDIA GeForce RTX 2080 Ti", 68, 1024),
+    80: ("NVIDIA A100-SXM4-80GB", 108, 2048),
+    86: ("NVIDIA GeForce RTX 3090", 82, 1536),
+    89: ("NVIDIA GeForce RTX 4090", 128, 1536),
+    90: ("NVIDIA H100 80GB HBM3", 132, 2048),
+    120: ("NVIDIA GeForce RTX 5090", 170, 1536),
+}
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+
+
+def card(capability: int, index: int = 0) -> dict[str, Any]:
+    name, count, threads = CARDS[capability]
+    return {
+        "name": name, "major": capability // 10, "minor": capability % 10, "multi_processor_count": count,
+        "max_threads_per_multi_processor": threads, "max_threads_per_block": 1024, "regs_per_multiprocessor": 65536,
+        "warp_size": 32, "total_memory": 24 << 30, "index": index,
+    }  # fmt: skip
+
+
+# Prints of each kernel: its name, and the capability that its binary is for.
+COMPILE = """
+import io, json, pickle, struct, sys, zipfile
+import torch
+from compile_cache.backends.inductor.parallel import described_gpu, job, process
+from compile_cache.backends.inductor.parallel.failures import NeedsGpuError, OtherEnvironmentError
+card, dtype = json.loads(sys.argv[1]), getattr(torch, sys.argv[2])
+described_gpu.stand_in(card)
+from compile_cache.backends.inductor.compile.tracing import bind_dims, trace
+from compile_cache.backends.inductor.parallel.job import job_of, settings_for
+from compile_cache.backends.inductor.parallel.pool import WorkerPool
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = torch.nn.GroupNorm(32, 64), torch.nn.Conv2d(64, 64, 3, padding=1)
+
+    def forward(self, x):
+        h = self.conv(torch.nn.functional.silu(self.norm(x))) + x
+        return h * torch.full((1,), 0.5, device=x.device), h.flatten(1).sum(-1)
+
+device = torch.device("cuda", card["index"])
+with torch._subclasses.FakeTensorMode():
+    x = torch.empty(2, 64, 64, 64, dtype=dtype, device=device)
+dims = [("batch", None, "h", "w")]
+traced = trace(lambda block, x: block(x), Block().to("meta", dtype), [x], dims, bind_dims(dims, [x.shape]))
+pool = WorkerPool()
+with pool.in_use(1, device):
+    artifact, _ = pool.submit(job_of("0" * 64, "Block", traced, settings_for(device))).result(500)
+pool.close()
+stored = zipfile.ZipFile(io.BytesIO(artifact.payload)).read("graph.pickle")
+files = [file for kernel in pickle.loads(stored)._triton_bundle.kernel_artifacts for file in kernel.artifacts]
+binaries = [(file.filename, file.payload) for file in files if file.filename.endswith(".cubin")]
+kinds = [json.loads(file.payload)["target"]["arch"] for file in files
+         if file.filename.endswith(".json") and "__grp__" not in file.filename]
+assert len(kinds) == len(binaries)
+print(json.dumps([kinds, torch.cuda.is_initialized(), list(artifact.about["static"])]))
+"""
+
+
+@pytest.mark.grid(2)
+@pytest.mark.parametrize(
+    ("capability", "index", "dtype"),
+    [(90, 0, "bfloat16"), (75, 0, "float16"), (80, 0, "float16"), (86, 0, "bfloat16"), (89, 0, "bfloat16"),
+     (120, 1, "bfloat16")],
+)  # fmt: skip
+def test_a_worker_compiles_for_a_gpu_that_it_does_not_see(capability: int, index: int, dtype: str) -> None:
+    printed = run_python(COMPILE, json.dumps(card(capability, index)), dtype, CUDA_VISIBLE_DEVICES="")
+    kinds, is_initialised, static = json.loads(printed.splitlines()[-1])
+    assert len(kinds) >= 3
+    assert set(kinds) == {capability}
+    assert not is_initialised
+    assert static == [[0, 64, 0, 0]]
+
+
+def test_a_gpu_is_described_in_plain_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(**card(90), uuid=object(), method=print)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert described_gpu.describe(torch.device("cuda", 3)) == card(90, 3)
+
+
+KERNEL = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry add(.param .u64 a, .param .u64 b) {
+    .reg .b64 %p<5>; .reg .f32 %f<65>; .reg .b32 %r<2>;
+    ld.param.u64 %p1, [a]; ld.param.u64 %p2, [b]; mov.u32 %r1, %tid.x; mul.wide.u32 %p3, %r1, 4;
+    add.s64 %p1, %p1, %p3; add.s64 %p2, %p2, %p3;
+LOADS
+ADDS
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("count", [1, 60])
+def test_the_registers_of_a_binary_are_those_that_the_assembler_tells(tmp_path: Path, count: int) -> None:
+    found = importlib.util.find_spec("triton")
+    assert found is not None
+    assert found.origin is not None
+    assembler = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    loads = [f"    ld.volatile.global.f32 %f{n}, [%p1+{4096 * n}];" for n in range(count)]
+    adds = [f"    st.volatile.global.f32 [%p2+{4096 * n}], %f{n};" for n in range(count)]
+    source, binary = tmp_path / "add.ptx", tmp_path / "add.cubin"
+    source.write_text(KERNEL.replace("LOADS", "\n".join(loads)).replace("ADDS", "\n".join(adds)))
+    command = [str(assembler), "-v", "-arch=sm_90", str(source), "-o", str(binary)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True)
+    match = re.search(r"Used (\d+) registers", told.stderr)
+    assert match is not None
+    assert int(match[1]) >= count
+    assert described_gpu.registers(SimpleNamespace(asm={"cubin": binary.read_bytes()})) == int(match[1])
+    assert described_gpu.registers(SimpleNamespace(cubin_path=str(binary))) == int(match[1])
+
+
+def test_where_inductor_times_kernels_a_call_compiles_for_its_gpu_itself() -> None:
+    assert [described_gpu.why_not(device) for device in (CPU, CUDA)] == ["", ""]
+    with inductor_config.patch(max_autotune=True):
+        assert described_gpu.why_not(CPU) == ""
+        assert described_gpu.why_not(CUDA) == "inductor times kernels while it compiles (max_autotune)"
+
+
+@pytest.mark.parametrize(
+    "text", ["Found no NVIDIA driver on your system.", "No CUDA GPUs are available", "CUDA error: x"]
+)
+def test_a_worker_says_that_a_compile_needs_the_gpu(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    def refuse(*given: Any) -> Any:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(job, "_apply", lambda: None)
+    monkeypatch.setattr(job, "_run", refuse)
+    made, _ = job.work(vars(job.Job("key", "label", b"", (), True, {})))
+    assert isinstance(made, str)
+    assert type(process._error_of(made)) is NeedsGpuError
+
+
+def test_a_torch_that_cannot_take_a_description_is_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(given: Any) -> None:
+        raise AttributeError("no such function")
+
+    monkeypatch.setattr(job.described_gpu, "stand_in", refuse)
+    settings = {"device": "cuda:0", "card": card(90), "inductor": {}, "flags": {}, "environment": []}
+    made, _ = job.work(vars(job.Job("key", "label", b"", (), True, settings)))
+    assert isinstance(made, str)
+    assert type(process._error_of(made)) is OtherEnvironmentError
