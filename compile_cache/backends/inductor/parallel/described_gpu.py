@@ -36,7 +36,7 @@ Description = dict[str, Any]  # the attributes of torch's device properties that
 _TIMED = ("max_autotune", "max_autotune_gemm", "benchmark_fusion", "benchmark_combo_kernel")
 # In the texts of torch's errors about a GPU that is not there.
 _DRIVER = re.compile(r"NVIDIA driver|(CUDA|HIP) (GPUs|error)|not compiled with CUDA|no active drivers")
-_REGISTERS = 0x2F  # an attribute in the section .nv.info of a binary for NVIDIA
+REGISTERS, FRAME_SIZE = 0x2F, 0x11  # in `numbers_in`, of a thread: registers, and bytes of its stack
 
 
 def describe(device: torch.device) -> Description:
@@ -143,11 +143,11 @@ def registers(kernel: Any) -> int:
         text = path.with_suffix(".amdgcn").read_text("utf-8") if path.suffix else kernel.asm["amdgcn"]
         found = re.search(r"\.vgpr_count:\s+(\d+)", text)
         return int(found[1]) if found else 0
-    return _attributes(path.read_bytes() if path.suffix else kernel.asm["cubin"]).get(_REGISTERS, 0)
+    return numbers_in(path.read_bytes() if path.suffix else kernel.asm["cubin"]).get(REGISTERS, 0)
 
 
-def _attributes(binary: bytes) -> dict[int, int]:
-    """The largest value of each number that the sections .nv.info of an ELF file give for a function."""
+def numbers_in(binary: bytes) -> dict[int, int]:
+    """The largest value of each number that a binary for NVIDIA has of a function, in its section .nv.info."""
     (table,) = struct.unpack_from("<Q", binary, 0x28)
     size, count, names = struct.unpack_from("<HHH", binary, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", binary, table + number * size) for number in range(count)]

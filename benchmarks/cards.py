@@ -1,0 +1,304 @@
+"""Compile the regions of SDXL, Flux and their decoders for cards that are not here, and list what their kernels take.
+
+    python -m benchmarks.cards --out FILE [--card sm_90] [--also sm_75] [--also gfx1100] [--region REGEX]
+
+Needs no GPU: a described one answers for `--card`, as in a worker process, and Triton compiles each of its kernels for
+`--also` too. Nothing is launched. A row of the file is one compile of Triton's: its processor seconds, the registers
+and the bytes of stack of each thread, and the shared memory of a block; or its error. `faults` says what of that no
+card should have. Models are on the device "meta", so they take no memory. A kernel of a convolution depends on the
+number of multiprocessors, so for another card inductor may generate another one than for `--card`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from compile_cache.backends.inductor.parallel import described_gpu
+
+from .family_models import family
+
+Row = dict[str, Any]
+
+
+class Card(NamedTuple):
+    """count: of multiprocessors. threads: of each. shared: bytes of shared memory that a block may have."""
+
+    name: str
+    count: int
+    threads: int
+    shared: int
+
+
+CARDS = {
+    "sm_75": Card("NVIDIA GeForce RTX 2080 Ti", 68, 1024, 65536),
+    "sm_80": Card("NVIDIA A100-SXM4-80GB", 108, 2048, 166912),
+    "sm_86": Card("NVIDIA GeForce RTX 3090", 82, 1536, 101376),
+    "sm_89": Card("NVIDIA GeForce RTX 4090", 128, 1536, 101376),
+    "sm_90": Card("NVIDIA H100 80GB HBM3", 132, 2048, 232448),
+    "sm_100": Card("NVIDIA B200", 148, 2048, 232448),
+    "sm_120": Card("NVIDIA GeForce RTX 5090", 170, 1536, 101376),
+    "gfx1100": Card("AMD Radeon RX 7900 XTX", 48, 2048, 65536),
+    "gfx1201": Card("AMD Radeon RX 9070 XT", 32, 2048, 65536),
+}
+UNET = {
+    "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
+    "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
+}  # fmt: skip
+DECODER = {
+    "ch": 128, "out_ch": 3, "ch_mult": (1, 2, 4, 4), "num_res_blocks": 2, "attn_resolutions": [], "in_channels": 3,
+    "resolution": 256, "z_channels": 4,
+}  # fmt: skip
+
+
+def description(card: str, index: int = 0) -> described_gpu.Description:
+    """What torch would know of a card."""
+    name, count, threads, shared = CARDS[card]
+    kind, number = card.split("_") if "_" in card else (card, "110")
+    return {
+        "name": name, "major": int(number[:-1]), "minor": int(number[-1]), "multi_processor_count": count,
+        "max_threads_per_multi_processor": threads, "max_threads_per_block": 1024, "regs_per_multiprocessor": 65536,
+        "warp_size": 32, "total_memory": 24 << 30, "shared_memory_per_block_optin": shared,
+        "gcnArchName": "" if kind == "sm" else card, "index": index,
+    }  # fmt: skip
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    """Registers of a thread, bytes of its stack (numbers that found no register), shared memory of a block."""
+    shared = kernel.shared if hasattr(kernel, "shared") else kernel.metadata.shared
+    path = Path(getattr(kernel, "cubin_path", None) or "")
+    if not (path.suffix == ".cubin" or "cubin" in getattr(kernel, "asm", ())):
+        code = path.with_suffix(".amdgcn").read_text("utf-8") if path.suffix else kernel.asm["amdgcn"]
+        names = {"registers": "vgpr_count", "stack": "private_segment_fixed_size"}
+        found = {key: re.search(rf"\.{name}:\s+(\d+)", code) for key, name in names.items()}
+        return {**{key: int(match[1]) for key, match in found.items() if match}, "shared": shared}
+    numbers = described_gpu.numbers_in(path.read_bytes() if path.suffix else kernel.asm["cubin"])
+    return {
+        "registers": numbers.get(described_gpu.REGISTERS, 0),
+        "stack": numbers.get(described_gpu.FRAME_SIZE, 0),
+        "shared": shared,
+    }
+
+
+def faults(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
+    """By region and card: what is wrong with its kernels. Each needs one configuration that a card can run, without a
+    number that finds no register: inductor measures all that it compiled, and takes the fastest.
+    """
+    found: dict[tuple[str, str], str] = {}
+    kernels: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        kernels.setdefault((row["region"], row["target"], row["kernel"]), []).append(row)
+    for (region, target, kernel), tried in kernels.items():
+        works = [row for row in tried if "error" not in row]
+        fits = [row for row in works if row["shared"] <= CARDS[target].shared]
+        if not works:
+            found[region, target] = f"{kernel}: {tried[0]['error']}"
+        elif not fits:
+            found[region, target] = f"{kernel} takes {works[0]['shared']} bytes of shared memory"
+        elif all(row["stack"] for row in fits):
+            found[region, target] = f"{kernel} takes {min(row['stack'] for row in fits)} bytes of stack"
+    return found
+
+
+# --- the regions -----------------------------------------------------------------------------------------------
+
+
+def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
+    """(name, site, inputs): the first of each kind and width. Inputs have no contents and are on the described card."""
+    from . import parity
+
+    sys.argv = sys.argv[:1]
+    parity.load_pack()
+    import comfy.cli_args
+    import torch
+
+    comfy.cli_args.args.cpu = comfy.cli_args.args.use_pytorch_cross_attention = True
+    available, torch.cuda.is_available = torch.cuda.is_available, lambda: False  # ComfyUI would ask for its memory
+    import comfy.ldm.flux.model
+    import comfy.ldm.modules.diffusionmodules.model as autoencoder
+    import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
+    import comfy.ops
+
+    torch.cuda.is_available = available
+    torch.equal = lambda before, after: after._version == 0  # a hook asks if a block wrote to copies of its inputs
+    from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
+
+    def empty(dtype: Any, *shapes: Any) -> list[Any]:
+        return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+
+    def sdxl() -> Any:
+        kinds = {"dtype": torch.half, "device": "meta", "operations": comfy.ops.disable_weight_init}
+        model = openaimodel.UNetModel(**{**parity.SDXL, **UNET}, **kinds).eval().requires_grad_(False)
+        x, text, y, step = empty(torch.half, (2, 4, 128, 128), (2, 77, 2048), (2, 2816), (2,))
+        return _sites(model, Role.UNET, lambda: model._forward(x, step.float(), text, y, None, {}))
+
+    def flux(dtype: Any, operations: Any) -> Any:
+        settings = {key: value for key, value in family("flux").settings.items() if key != "image_model"}
+        settings |= {"depth": 1, "depth_single_blocks": 1, "dtype": dtype, "device": "meta", "operations": operations}
+        model = comfy.ldm.flux.model.Flux(**settings).eval().requires_grad_(False)
+        x, text, y, time_of = empty(torch.bfloat16, (1, 16, 128, 128), (1, 512, 4096), (1, 768), (1,))
+        given = {"guidance": time_of.float(), "transformer_options": {}}
+        return _sites(model, Role.UNET, lambda: model._forward(x, time_of.float(), text, y, **given))
+
+    def vae(dtype: Any) -> Any:
+        torch.set_default_dtype(dtype)
+        with torch.device("meta"):
+            model = autoencoder.Decoder(**DECODER).eval().requires_grad_(False)
+        torch.set_default_dtype(torch.float32)
+        return _sites(model, Role.VAE_DECODE, lambda: model(*empty(dtype, (1, 4, 128, 128))))
+
+    makers = {
+        "SDXL": sdxl, "Flux": lambda: flux(torch.bfloat16, comfy.ops.disable_weight_init),
+        "Flux-fp8": lambda: flux(torch.float8_e4m3fn, comfy.ops.manual_cast),
+        "VAE-fp16": lambda: vae(torch.half), "VAE-bf16": lambda: vae(torch.bfloat16),
+    }  # fmt: skip
+    found = {}
+    for model, make in makers.items():
+        for site, inputs in make():
+            width = "".join(f" {n}" for n, dim in zip(inputs[0].shape, site.dims[0], strict=True) if dim is None)
+            width += f" to {site.module.out_channels}" if site.kind in ("ResBlock", "ResnetBlock") else ""
+            found.setdefault(f"{model} {site.kind}{width}", (site, inputs))
+    for name, (site, inputs) in found.items():
+        if re.match(wanted, name):
+            with torch._subclasses.FakeTensorMode():
+                fakes = [torch.empty(each.shape, dtype=each.dtype, device="cuda:0") for each in inputs]
+            yield name, site, fakes
+
+
+def _sites(module: Any, role: Any, call: Any) -> list[tuple[Any, list[Any]]]:
+    """Each region that a call runs, with its inputs."""
+    from resolute_pack.compile_cache.regions.site import installed  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.blocks.families import hooks_of  # type: ignore[import-not-found]
+
+    found: list[tuple[Any, list[Any]]] = []
+
+    def run(site: Any, *tensors: Any) -> Any:
+        found.append((site, list(tensors)))
+        return site.function(site.module, *tensors)
+
+    with installed(hooks_of(module, role, run, lambda reason: None)):
+        call()
+    return found
+
+
+# --- their kernels ---------------------------------------------------------------------------------------------
+
+
+def _choose_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: Any = None, **more: Any) -> Any:
+    """In place of torch's choice, which asks the driver: the efficient kernel, for heads as wide as the VAE's too."""
+    import torch
+
+    bias = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, False, scale=scale)[0]
+
+
+def compile_for(card: str, also: Iterable[str], wanted: str) -> Iterator[tuple[Row, list[Row]]]:
+    """Of each region: its row with the processor seconds of the whole and its error if no attempt succeeded, and the
+    rows of its kernels. `also`: other cards, for kernels that no region before had.
+    """
+    import torch
+    from torch._inductor import config as inductor_config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    inductor_config.compile_threads = 1
+    described_gpu.stand_in(description(card))
+    torch.nn.functional.scaled_dot_product_attention = _choose_attention
+    found: list[Row] = []
+    known: set[str] = set()
+    original, now = CachingAutotuner._precompile_config, SimpleNamespace(region="")
+
+    def compiled(kernel: Any, config: Any) -> Any:
+        own, name, result = kernel.device_props, str(kernel.inductor_meta.get("kernel_name")), None
+        text = f"{kernel.fn.src.replace(name, '')} {config} {kernel.triton_meta['signature']}"
+        for target in (card, *(() if text in known else also)):
+            about = description(target)
+            is_amd = target.startswith("gfx")
+            kind = {
+                "type": "hip" if is_amd else "cuda",
+                "cc": target if is_amd else 10 * about["major"] + about["minor"],
+            }
+            kernel.device_props = own._replace(**kind, major=about["major"])
+            row = {"region": now.region, "target": target, "kernel": name, "config": str(config)}
+            found.append(row)
+            before = sum(os.times()[:4])
+            try:
+                made = original(kernel, config)
+                row |= resources(made.kernel)
+                result = result or made
+            except Exception as error:
+                row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+                if target == card:
+                    raise
+            finally:
+                row["processor_seconds"] = round(sum(os.times()[:4]) - before, 3)
+                kernel.device_props = own
+        known.add(text)
+        return result
+
+    CachingAutotuner._precompile_config = compiled
+    try:
+        for now.region, site, inputs in list(regions(wanted)):
+            before, first = sum(os.times()[:4]), len(found)
+            error = _compile(site, inputs)
+            row = {"region": now.region, "error": error} if error else {"region": now.region}
+            yield {**row, "processor_seconds": round(sum(os.times()[:4]) - before, 2)}, found[first:]
+    finally:
+        CachingAutotuner._precompile_config = original
+
+
+def _compile(site: Any, inputs: list[Any]) -> str:
+    """Compile a region as the pack does. Returns the error of its last attempt."""
+    from resolute_pack.compile_cache.backends.inductor.compile import (  # type: ignore[import-not-found]
+        lowering,
+        tracing,
+    )
+
+    sizes = tracing.bind_dims(site.dims, [tensor.shape for tensor in inputs])
+    hints, failed = tracing.general_hints(sizes, inputs[0].device), ""
+    for oblivious in (True, False):  # as `regions.table` does
+        try:
+            given = (site.function, site.module, inputs, site.dims, hints, oblivious, site.without, site.attends)
+            lowering.compile_trace(tracing.trace(*given))
+            return ""
+        except Exception as error:  # noqa: BLE001 (it is the result)
+            failed = f"{type(error).__name__}: {str(error)[:300]}"
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--card", choices=list(CARDS), default="sm_90")
+    parser.add_argument("--also", action="append", choices=list(CARDS), default=[], metavar="CARD")
+    parser.add_argument("--region", default="", metavar="REGEX", help="of their names, see the file")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    kernels: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        for row, of_region in compile_for(options.card, options.also, options.region):
+            rows.append(row)
+            kernels += of_region
+            print(row, len(of_region), flush=True)
+    found = {f"{region}, {card}": fault for (region, card), fault in faults(kernels).items()}
+    options.out.write_text(
+        json.dumps(
+            {"card": options.card, "also": options.also, "regions": rows, "kernels": kernels, "faults": found}, indent=1
+        )
+    )
+    for place, fault in found.items():
+        print(f"{place}: {fault}")
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # also where there is one
+    sys.exit(main())
