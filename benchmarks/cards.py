@@ -12,6 +12,7 @@ number of multiprocessors, so for another card inductor may generate another one
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import re
@@ -23,8 +24,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from compile_cache.backends.inductor.parallel import described_gpu
+from scripts.places import ROOT
 
 from .family_models import family
+from .smoke_setup import commit_of
 
 Row = dict[str, Any]
 
@@ -81,11 +84,8 @@ def resources(kernel: Any) -> dict[str, int]:
         found = {key: re.search(rf"\.{name}:\s+(\d+)", code) for key, name in names.items()}
         return {**{key: int(match[1]) for key, match in found.items() if match}, "shared": shared}
     numbers = described_gpu.numbers_in(path.read_bytes() if path.suffix else kernel.asm["cubin"])
-    return {
-        "registers": numbers.get(described_gpu.REGISTERS, 0),
-        "stack": numbers.get(described_gpu.FRAME_SIZE, 0),
-        "shared": shared,
-    }
+    registers, stack = (numbers.get(each, 0) for each in (described_gpu.REGISTERS, described_gpu.FRAME_SIZE))
+    return {"registers": registers, "stack": stack, "shared": shared}
 
 
 def faults(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
@@ -280,8 +280,7 @@ def main() -> int:
     parser.add_argument("--also", action="append", choices=list(CARDS), default=[], metavar="CARD")
     parser.add_argument("--region", default="", metavar="REGEX", help="of their names, see the file")
     options = parser.parse_args()
-    rows: list[Row] = []
-    kernels: list[Row] = []
+    rows, kernels = list[Row](), list[Row]()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         for row, of_region in compile_for(options.card, options.also, options.region):
@@ -289,13 +288,9 @@ def main() -> int:
             kernels += of_region
             print(row, len(of_region), flush=True)
     found = {f"{region}, {card}": fault for (region, card), fault in faults(kernels).items()}
-    options.out.write_text(
-        json.dumps(
-            {"card": options.card, "also": options.also, "regions": rows, "kernels": kernels, "faults": found}, indent=1
-        )
-    )
-    for place, fault in found.items():
-        print(f"{place}: {fault}")
+    about = {**commit_of(ROOT, None), "date": str(datetime.date.today()), "card": options.card, "also": options.also}
+    options.out.write_text(json.dumps({**about, "regions": rows, "kernels": kernels, "faults": found}))
+    print(*[f"{place}: {fault}" for place, fault in found.items()], sep="\n")
     return 0
 
 

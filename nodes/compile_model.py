@@ -23,8 +23,8 @@ class CompileModel(io.ComfyNode):
                 "faster", "speed", "speed up", "torch compile", "cuda graph", "tensorrt", "inductor", "optimize"
             ),
             description=(
-                "Samples with compiled blocks and CUDA graphs. The first prompt compiles; after that you can change "
-                "size, batch, text or LoRA without compiling again."
+                "Samples with compiled blocks and CUDA graphs. Blocks compile beside the first prompts; after that you "
+                "can change size, batch, text or LoRA without compiling again."
             ),
             inputs=[
                 io.Model.Input(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def test_the_image_is_right_and_the_next_size_compiles_nothing(
             assert ours.rise["region_compiles"] > 5
             assert len(BEGUN.findall(server.log())) == 3  # cancelled, then the UNet's and the decoder's
             assert "no worker compiled" not in server.log()
-            counts = [int(done) for done in COUNTED.findall(server.log().partition("first graph of this module")[0])]
-            assert counts[-1] > 5, "each region counts when it comes"
-            assert counts == sorted(counts), counts
+            counts = [int(done) for done in COUNTED.findall(server.log())]
+            assert max(counts) > 5, "each region counts when it comes"
+            assert all(later in (0, earlier + 1) for earlier, later in pairwise(counts)), counts
             compiles = bench.texts("compile")
             assert len(compiles) == len(set(compiles)) == ours.rise["region_compiles"]
             # One line for the sampling run and one for the decode, which had to wait too.

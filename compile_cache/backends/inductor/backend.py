@@ -26,7 +26,7 @@ from ...store.temporary_folders import remove_abandoned
 from ...torch_facts import fake_devices
 from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Located, Program
-from .parallel.pool import WorkerPool, may_have_workers
+from .parallel.pool import WorkerPool, worker_count
 
 if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
     from .parallel.behind import CompilesBehind
@@ -100,11 +100,8 @@ class InductorBackend(Backend):
             return
         try:
             remove_abandoned()
-            if (
-                config.compile != BEHIND
-                and may_have_workers(config.workers)
-                and self._has_nothing_stored(device, config)
-            ):
+            waits = config.compile != BEHIND and worker_count(config.workers) > 0
+            if waits and self._has_nothing_stored(device, config):
                 self.workers.start()
         except Exception as error:
             logger.warning("Resolute: worker processes were not started early: %s", first_line(error))

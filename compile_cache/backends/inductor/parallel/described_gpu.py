@@ -1,11 +1,13 @@
 """Compile for a GPU from its description: so a worker needs no driver, and takes none of the GPU's memory.
 
 Inductor and Triton generate the same code with these stand-ins as beside the GPU. They cannot time kernels, see
-`times_kernels`. For AMD this was never run.
+`why_not`. For AMD this was never run.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 import struct
 from pathlib import Path
@@ -30,6 +32,7 @@ from ....torch_facts.private_names import (
     triton_helpers,
 )
 
+logger = logging.getLogger(__name__)
 Description = dict[str, Any]  # the attributes of torch's device properties that are plain, and "index"
 
 # Settings of inductor with which it runs kernels while it compiles.
@@ -54,7 +57,14 @@ def why_not(device: torch.device) -> str:
     if device.type == "cpu":
         return ""
     timed = [name for name in _TIMED if getattr(inductor_config, name, False)]
-    return f"inductor times kernels while it compiles ({timed[0]})" if timed else lost(Loss.GPU_WORKERS)
+    return _times_kernels(timed[0]) if timed else lost(Loss.GPU_WORKERS)
+
+
+@functools.cache
+def _times_kernels(setting: str) -> str:
+    why = f"inductor times kernels while it compiles ({setting})"
+    logger.info("Resolute: %s, so calls wait and compile for the GPU themselves", why)
+    return why
 
 
 def asks_for_gpu(error: BaseException) -> bool:
@@ -72,7 +82,6 @@ def stand_in(description: Description) -> None:
     global _taken
     if description == _taken:
         return
-    _taken = description
     index, properties = description["index"], SimpleNamespace(**description)
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -94,6 +103,7 @@ def stand_in(description: Description) -> None:
     CachingAutotuner._make_launchers = _note_registers
     _answer_for_convolutions(properties)
     _compute_constants_on_cpu()
+    _taken = description
 
 
 def _target(properties: Any) -> Any:

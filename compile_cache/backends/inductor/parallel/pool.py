@@ -27,7 +27,7 @@ _MEMORY = 1 << 30  # bytes of memory for torch in each process
 
 def worker_count(wanted: int | None) -> int:
     """The number of workers for a call that waits: `wanted`, or with None what processors and memory allow. If they
-    allow one only, that is none.
+    allow one only, that is none. Imports nothing.
     """
     count = _processes(wanted)
     return count if count > 1 else 0
@@ -40,11 +40,6 @@ def worker_count_behind(wanted: int | None) -> int:
     if wanted is not None and wanted < 2:
         return 0
     return max(min(_processes(wanted, others=1), max(_processors() // 4, 2), _MOST_BEHIND), 0)
-
-
-def may_have_workers(wanted: int | None) -> bool:
-    """True if processors and memory allow more than one worker. Imports nothing."""
-    return _processes(wanted) > 1
 
 
 def _processes(wanted: int | None, others: int = _OTHERS) -> int:
