@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ from .private_cache import header_settings, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
 from .whole_rows import held_at_once
+
+_IS_WINDOWS = sys.platform == "win32"
 
 scratch: str | None = None  # the folder for temporary folders; None for the system's
 
@@ -98,12 +101,14 @@ def _options(device: torch.device, trace: Trace) -> dict[str, Any]:
 
     On CUDA activations stay channels-last between regions: convolutions are fastest with it, and tokens are a view of
     it. Pointwise kernels take inductor's first choice of block sizes: measuring others took seconds and gained nothing.
-    Matrices are not padded: inductor would time that on the GPU, and a worker has none.
+    Matrices are not padded: inductor would time that on the GPU, and a worker has none. Triton's
+    files have the names of kernels, and these those of their operators: not on Windows, where a path has 259 characters.
     On a CPU inductor makes maps of pictures channels-last, and expects a convolution over frames to keep that. Torch
     chooses its kernel by size, and the one for a few numbers gives contiguous results, which the code then refuses.
     """
     if device.type != "cpu":
-        return {"force_layout_optimization": True, "triton.autotune_pointwise": False, "shape_padding": False}
+        names = {"triton.descriptive_names": False} if _IS_WINDOWS else {}
+        return {"force_layout_optimization": True, "triton.autotune_pointwise": False, "shape_padding": False, **names}
     return {"layout_optimization": False} if _convolves_frames(trace) else {}
 
 
