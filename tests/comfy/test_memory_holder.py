@@ -138,23 +138,6 @@ def test_a_core_whose_loaded_models_are_others_costs_no_picture(
     ]
 
 
-@pytest.mark.parametrize("everything", [True, False])
-def test_idle_worker_processes_end_when_all_models_are_unloaded(
-    core: SimpleNamespace, management: Any, captured: Any, monkeypatch: pytest.MonkeyPatch, everything: bool
-) -> None:
-    # 14 of them held 27 GiB of a GPU for a minute after the last compile.
-    workers = core.ours("process.runtime").registry.get("inductor").workers
-    ended: list[bool] = []
-    process = SimpleNamespace(alive=True, is_busy=False, end=lambda: ended.append(True))
-    monkeypatch.setattr(workers, "_process", process)
-    captured(cpu=MIB)
-    if everything:
-        management.unload_all_models()
-    else:
-        management.free_memory(management.get_free_memory(CPU) + 64 * MIB, CPU)
-    assert ended == [True] * everything
-
-
 def test_the_button_free_compares_decodes_again_and_the_node_does_not(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
