@@ -5,7 +5,7 @@ address, bytes) of the model's `ModelVBAR`, kept for the life of the model. `fau
 them; a page that was mapped anew has another serial number. `cast_bias_weight` fills a module's allocation with its
 weights, cast and with LoRAs applied, where the serial numbers differ from those of the last fill (`_v_signature`); a
 load with other LoRAs sets these to None. Smaller weights are put onto the device anew by each load, in the dtype of
-their file (`is_put_as_it_is`), and so are buffers.
+their file, and so are buffers.
 
 This file and `page_loading` hold all that Resolute knows of it. Nothing here locks; the callers hold the cache's lock.
 """
@@ -28,7 +28,6 @@ Serials = tuple[int, ...]  # of the pages of a range, in order
 NAMES = ("weight", "bias")
 _AIMDO_HEADROOM = 256 << 20
 _ALIGNMENT = 512  # bytes, of an allocation
-_SMALL = 16 << 10  # bytes; the number is in `ModelPatcherDynamic.load`
 
 
 def allocation(module: torch.nn.Module) -> tuple[Any, int, int] | None:
@@ -41,13 +40,6 @@ def paged_bytes(module: torch.nn.Module) -> int:
     """Of a paged module's allocation."""
     found: int = module.__dict__["_v"][2]
     return found
-
-
-def is_put_as_it_is(module: torch.nn.Module) -> bool:
-    """A load gives the module, which may cast its weights, no allocation: it puts them onto the device without a cast,
-    and each call casts them. The module's weights are as the file has them.
-    """
-    return bool(comfy.model_management.module_size(module) <= _SMALL)
 
 
 def headroom() -> int:

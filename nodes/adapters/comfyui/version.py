@@ -10,8 +10,6 @@ from typing import Any
 
 import comfy.model_management
 
-_FORCE_CAST = "comfy_force_cast_weights"  # read for weights in fp8; a module without it counts as False
-
 
 def with_node_id() -> dict[str, Any]:
     """The arguments of io.Schema for a node that needs its own id, because it shows texts while other nodes run.
@@ -51,16 +49,6 @@ def _if_known(argument: str, value: Any) -> dict[str, Any]:
 def is_dynamic(patcher: Any) -> bool:
     """The patcher pages its weights (DynamicVRAM, absent in 0.8)."""
     return bool(getattr(patcher, "is_dynamic", lambda: False)())
-
-
-def attributes_of_a_load(patcher: Any) -> dict[str, Any]:
-    """The attributes that `patcher.load` sets on each module with weights, if they change how it computes.
-
-    DynamicVRAM and 0.8 set none.
-    """
-    code = getattr(type(patcher).load, "__code__", None)
-    names = () if code is None else code.co_names
-    return {_FORCE_CAST: bool(patcher.force_cast_weights)} if _FORCE_CAST in names else {}
 
 
 def of_comfyui() -> str:
