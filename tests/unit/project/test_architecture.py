@@ -49,7 +49,7 @@ LOADS_COMPILED_CODE = {
     INDUCTOR / "parallel" / "worker.py": {"pickle"},
     INDUCTOR / "parallel" / "process.py": {"subprocess"},
 }
-INDUCTORS_TRITON_SETTINGS = {"autotune_pointwise", "proton_output_dir"}  # triton.NAME in inductor's settings
+INDUCTORS_TRITON_SETTINGS = {"autotune_pointwise", "descriptive_names", "proton_output_dir"}  # inductor's triton.NAME
 BUNDLE = "compile_cache/store/bundle.py"
 PRIVATE_TORCH = CORE / "torch_facts" / "private_names.py"
 STARTED_BY_PATH = {INDUCTOR / "parallel" / "worker.py"}  # a separate program, so its package has no parent
