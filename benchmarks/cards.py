@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from compile_cache.backends.inductor.parallel import described_gpu
+from scripts.models.architectures import VAE
 from scripts.places import ROOT
 
 from .family_models import family
@@ -56,14 +57,10 @@ UNET = {
     "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
     "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
 }  # fmt: skip
-DECODER = {
-    "ch": 128, "out_ch": 3, "ch_mult": (1, 2, 4, 4), "num_res_blocks": 2, "attn_resolutions": [], "in_channels": 3,
-    "resolution": 256, "z_channels": 4,
-}  # fmt: skip
 
 
 def description(card: str, index: int = 0) -> described_gpu.Description:
-    """What torch would know of a card."""
+    """Describe a card as torch would."""
     name, count, threads, shared = CARDS[card]
     kind, number = card.split("_") if "_" in card else (card, "110")
     return {
@@ -77,14 +74,7 @@ def description(card: str, index: int = 0) -> described_gpu.Description:
 def resources(kernel: Any) -> dict[str, int]:
     """Registers of a thread, bytes of its stack (numbers that found no register), shared memory of a block."""
     shared = kernel.shared if hasattr(kernel, "shared") else kernel.metadata.shared
-    path = Path(getattr(kernel, "cubin_path", None) or "")
-    if not (path.suffix == ".cubin" or "cubin" in getattr(kernel, "asm", ())):
-        code = path.with_suffix(".amdgcn").read_text("utf-8") if path.suffix else kernel.asm["amdgcn"]
-        names = {"registers": "vgpr_count", "stack": "private_segment_fixed_size"}
-        found = {key: re.search(rf"\.{name}:\s+(\d+)", code) for key, name in names.items()}
-        return {**{key: int(match[1]) for key, match in found.items() if match}, "shared": shared}
-    numbers = described_gpu.numbers_in(path.read_bytes() if path.suffix else kernel.asm["cubin"])
-    registers, stack = (numbers.get(each, 0) for each in (described_gpu.REGISTERS, described_gpu.FRAME_SIZE))
+    registers, stack = described_gpu.of_each_thread(kernel)
     return {"registers": registers, "stack": stack, "shared": shared}
 
 
@@ -151,7 +141,7 @@ def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
     def vae(dtype: Any) -> Any:
         torch.set_default_dtype(dtype)
         with torch.device("meta"):
-            model = autoencoder.Decoder(**DECODER).eval().requires_grad_(False)
+            model = autoencoder.Decoder(**VAE).eval().requires_grad_(False)
         torch.set_default_dtype(torch.float32)
         return _sites(model, Role.VAE_DECODE, lambda: model(*empty(dtype, (1, 4, 128, 128))))
 
@@ -276,7 +266,7 @@ def _compile(site: Any, inputs: list[Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--card", choices=list(CARDS), default="sm_90")
+    parser.add_argument("--card", choices=[card for card in CARDS if card.startswith("sm_")], default="sm_90")
     parser.add_argument("--also", action="append", choices=list(CARDS), default=[], metavar="CARD")
     parser.add_argument("--region", default="", metavar="REGEX", help="of their names, see the file")
     options = parser.parse_args()

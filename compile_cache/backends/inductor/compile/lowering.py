@@ -101,9 +101,8 @@ def _options(device: torch.device, trace: Trace) -> dict[str, Any]:
 
     On CUDA activations stay channels-last between regions: convolutions are fastest with it, and tokens are a view of
     it. Pointwise kernels take inductor's first choice of block sizes: measuring others took seconds and gained nothing.
-    Matrices are not padded: inductor would time that on the GPU, and a worker has none. Triton's
-    files have the names of kernels, and these those of their operators; not on Windows, where a path has at most 259
-    characters.
+    Matrices are not padded: inductor would time that on a GPU, and a worker has none. On Windows a kernel's name lacks
+    those of its operators: Triton's files have it, and a path has at most 259 characters.
     On a CPU inductor makes maps of pictures channels-last, and expects a convolution over frames to keep that. Torch
     chooses its kernel by size, and the one for a few numbers gives contiguous results, which the code then refuses.
     """

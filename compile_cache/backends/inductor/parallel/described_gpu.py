@@ -39,7 +39,7 @@ Description = dict[str, Any]  # the attributes of torch's device properties that
 _TIMED = ("max_autotune", "max_autotune_gemm", "benchmark_fusion", "benchmark_combo_kernel")
 # In the texts of torch's errors about a GPU that is not there.
 _DRIVER = re.compile(r"NVIDIA driver|(CUDA|HIP) (GPUs|error)|not compiled with CUDA|no active drivers")
-REGISTERS, FRAME_SIZE = 0x2F, 0x11  # in `numbers_in`, of a thread: registers, and bytes of its stack
+_REGISTERS, _FRAME_SIZE = 0x2F, 0x11  # in `_numbers_in`
 
 
 def describe(device: torch.device) -> Description:
@@ -142,21 +142,23 @@ def _compute_constants_on_cpu() -> None:
 def _note_registers(kernel: Any) -> None:
     """In place of loading binaries. Inductor tries smaller blocks for a reduction that takes many registers."""
     for result in kernel.compile_results:
-        result.kernel.n_regs = registers(result.kernel)
+        result.kernel.n_regs, _ = of_each_thread(result.kernel)
     kernel.launchers = []
 
 
-def registers(kernel: Any) -> int:
-    """The number of registers that each thread of a kernel takes. kernel: Triton's, or inductor's static one."""
+def of_each_thread(kernel: Any) -> tuple[int, int]:
+    """Registers, and bytes of stack for what found none. kernel: Triton's, or inductor's static one."""
     path = Path(getattr(kernel, "cubin_path", None) or "")  # a static one has the place of its binary alone
-    if torch.version.hip is not None:
-        text = path.with_suffix(".amdgcn").read_text("utf-8") if path.suffix else kernel.asm["amdgcn"]
-        found = re.search(r"\.vgpr_count:\s+(\d+)", text)
-        return int(found[1]) if found else 0
-    return numbers_in(path.read_bytes() if path.suffix else kernel.asm["cubin"]).get(REGISTERS, 0)
+    if path.suffix == ".cubin" or "cubin" in getattr(kernel, "asm", ()):
+        numbers = _numbers_in(path.read_bytes() if path.suffix else kernel.asm["cubin"])
+        return numbers.get(_REGISTERS, 0), numbers.get(_FRAME_SIZE, 0)
+    text = path.with_suffix(".amdgcn").read_text("utf-8") if path.suffix else kernel.asm["amdgcn"]
+    found = (re.search(rf"\.{name}:\s+(\d+)", text) for name in ("vgpr_count", "private_segment_fixed_size"))
+    registers, stack = (int(match[1]) if match else 0 for match in found)
+    return registers, stack
 
 
-def numbers_in(binary: bytes) -> dict[int, int]:
+def _numbers_in(binary: bytes) -> dict[int, int]:
     """The largest value of each number that a binary for NVIDIA has of a function, in its section .nv.info."""
     (table,) = struct.unpack_from("<Q", binary, 0x28)
     size, count, names = struct.unpack_from("<HHH", binary, 0x3A)

@@ -40,7 +40,7 @@ class HeldWorkers:
 
     def may_serve(self, device: torch.device) -> bool:
         """They are held for the device, or could be now."""
-        return not self.are_paused and self.device in (None, device)
+        return self.device in (None, device)
 
     def hold(self, device: torch.device) -> None:
         """Start them, unless they are held. Raises OSError."""

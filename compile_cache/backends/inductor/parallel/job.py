@@ -182,7 +182,7 @@ def _apply(
         if card is not None:
             described_gpu.stand_in(card)
         apply_flags(flags)
-    except Exception as error:
+    except Exception as error:  # torch's internals raise any class
         raise OtherEnvironmentError(first_line(error)) from error
     load_config(inductor)  # after the flags: torch changes inductor's setting with that of deterministic algorithms
     inductor_config.compile_threads = 1

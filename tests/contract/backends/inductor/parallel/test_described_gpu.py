@@ -101,8 +101,10 @@ ADDS
 """
 
 
-@pytest.mark.parametrize("count", [1, 60])
-def test_the_registers_of_a_binary_are_those_that_the_assembler_tells(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(("count", "most"), [(1, 255), (60, 255), (60, 24)])
+def test_registers_and_stack_of_a_binary_are_those_that_the_assembler_tells(
+    tmp_path: Path, count: int, most: int
+) -> None:
     found = importlib.util.find_spec("triton")
     assert found is not None
     assert found.origin is not None
@@ -111,13 +113,22 @@ def test_the_registers_of_a_binary_are_those_that_the_assembler_tells(tmp_path: 
     adds = [f"    st.volatile.global.f32 [%p2+{4096 * n}], %f{n};" for n in range(count)]
     source, binary = tmp_path / "add.ptx", tmp_path / "add.cubin"
     source.write_text(KERNEL.replace("LOADS", "\n".join(loads)).replace("ADDS", "\n".join(adds)))
-    command = [str(assembler), "-v", "-arch=sm_90", str(source), "-o", str(binary)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True)
-    match = re.search(r"Used (\d+) registers", told.stderr)
-    assert match is not None
-    assert int(match[1]) >= count
-    assert described_gpu.registers(SimpleNamespace(asm={"cubin": binary.read_bytes()})) == int(match[1])
-    assert described_gpu.registers(SimpleNamespace(cubin_path=str(binary))) == int(match[1])
+    command = [str(assembler), "-v", "-arch=sm_90", f"-maxrregcount={most}", str(source), "-o", str(binary)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers, stack = (re.search(text, told) for text in (r"Used (\d+) registers", r"(\d+) bytes stack frame"))
+    assert registers is not None
+    assert stack is not None
+    expected = int(registers[1]), int(stack[1])
+    assert (expected[1] > 0) == (count > most)
+    assert described_gpu.of_each_thread(SimpleNamespace(asm={"cubin": binary.read_bytes()})) == expected
+    assert described_gpu.of_each_thread(SimpleNamespace(cubin_path=str(binary))) == expected
+
+
+def test_registers_and_stack_of_a_kernel_for_amd_are_read_from_its_text(tmp_path: Path) -> None:
+    text = "    .private_segment_fixed_size: 48\n    .vgpr_count:     96\n"
+    (tmp_path / "kernel.amdgcn").write_text(text)
+    assert described_gpu.of_each_thread(SimpleNamespace(asm={"amdgcn": text})) == (96, 48)
+    assert described_gpu.of_each_thread(SimpleNamespace(cubin_path=str(tmp_path / "kernel.hsaco"))) == (96, 48)
 
 
 def test_where_inductor_times_kernels_a_call_compiles_for_its_gpu_itself() -> None:
