@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import compile_queue
+from compile_cache.backends.inductor.parallel import behind, compile_queue
 from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.site import Hook, RegionSite
 
+from ..backends.inductor.parallel.behind_rig import Behind
 from ..rig import Rig
 from .conftest import CoreOperations
 from .fake_paging import HOST, Checkpoint, PagedLinear
@@ -119,6 +120,27 @@ def test_workers_compile_it(
             assert torch.equal(bound(X, weights=weights), checkpoint.expected(X))
     finally:
         one.backend.workers.close()
+
+
+def test_it_is_compiled_behind_the_picture(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any]
+) -> None:
+    monkeypatch.setattr(behind, "_IDLE_SECONDS", float("inf"))  # its thread does nothing
+    rig = Behind()
+    bound = rig.bind(checkpoint.model, hooks_over(checkpoint, streamed))
+    try:
+        with rig.expect(eager_calls=2, bypasses={}):
+            for _ in range(2):  # it leaves its blocks, then pays for their traces
+                assert torch.equal(rig.answer(bound, X, weights=weights), checkpoint.expected(X))
+        while rig.workers.jobs:
+            rig.workers.finish()
+        with rig.expect(eager_calls=1):  # the code comes in after this call
+            assert torch.equal(rig.answer(bound, X, weights=weights), checkpoint.expected(X))
+        with rig.expect(region_compiles=5, verifications=5, region_calls=5, graph_calls=1):
+            assert torch.equal(rig.answer(bound, X, weights=weights), checkpoint.expected(X))
+        assert all(part.device.type == HOST for part in checkpoint.model.blocks.parameters())
+    finally:
+        rig.behind._end()
 
 
 def test_what_cannot_be_traced_is_compiled_by_the_call(

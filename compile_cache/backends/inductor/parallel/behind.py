@@ -59,7 +59,7 @@ class CompilesBehind:
     def serves(self, call: Call, config: CacheConfig) -> bool:
         """Say if it compiles what a call lacks. If not, the call waits: for example where one processor is all."""
         self.queue.begin(config)
-        if not call.is_behind or config.verify or call.weights.streams or self.queue.is_unable:
+        if not call.is_behind or config.verify or self.queue.is_unable:
             return False
         return not why_not(call.tensors[0].device) and self.queue.held.plan(config.workers)
 
