@@ -31,6 +31,9 @@ class Weights:
     def unpin(self) -> None:
         """The weights may go again, once the GPU's present work is done."""
 
+    def ran_out(self) -> None:
+        """Memory ran out while they were pinned, and they are not any more: those that went may come again."""
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Meanwhile the module's parameters are the pinned weights themselves. Only between `pin` and `unpin`."""

@@ -107,8 +107,10 @@ class GraphCache:
             return Action.EAGER, bypass
         uncaptured = Action.REGIONS if program.capabilities.compiles else Action.EAGER
         may_capture = self.config.capture and call.may_capture and not self._attempts.gains_nothing(key)
-        if not (program.capabilities.captures and may_capture):
+        if not (program.capabilities.captures and may_capture) or program.has_nothing_for(call):
             return uncaptured, None
+        if self._attempts.is_measured_first(call, key):
+            return Action.EAGER, None
         reason = blocker or self._attempts.reason(key)
         if reason is not None:
             return uncaptured, reason
@@ -137,7 +139,7 @@ class GraphCache:
             return begun.output
         difference = self._record_signature(program, key)
         with ExitStack() as held:
-            is_short = action is Action.EAGER or begun.reason is NOT_RESIDENT
+            is_short = action is Action.EAGER or begun.reason is NOT_RESIDENT or program.has_nothing_for(call)
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._attempts.count(NOT_RESIDENT)
@@ -174,10 +176,12 @@ class GraphCache:
     ) -> tuple[Any, float]:
         """Run the original, or the regions and then perhaps capture. Returns the result and the capture's seconds."""
         if action is Action.EAGER:
-            return self._run_original(call), 0.0
+            with self._attempts.measured(call, key):
+                return self._run_original(call), 0.0
         started = self.stats.clock()
         if action is Action.REGIONS:
-            result = program.run(call)
+            with self._attempts.measured(call, key):
+                result = program.run(call)
             self.stats.forward_ran(program.ran_compiled, program.waits, started)
             return result, 0.0
         with cost_of_run(call.device) as cost:
@@ -225,6 +229,7 @@ class GraphCache:
         return self._run_original(call)
 
     def _answer_out_of_memory(self, call: Call, key: CaptureKey) -> Any:
+        call.weights.ran_out()
         self._attempts.out_of_memory(key)
         return self._run_original(call)
 

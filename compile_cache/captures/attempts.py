@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 
 from ..backends.base import Call, CaptureFacts, Program
 from ..backends.cuda_graphs.memory import release_graph_memory, room_for
-from ..backends.cuda_graphs.run_cost import RunCost
+from ..backends.cuda_graphs.run_cost import RunCost, cost_of_run
 from ..choices.machine import host, machine_of
 from ..choices.tuner import Tuner
 from ..config import CacheConfig
@@ -36,6 +38,7 @@ _GAIN_SECONDS = 7 * 24 * 3600.0  # then it is measured again: another program ma
 _CHECK_SECONDS = 1.0  # between two looks at the device's memory
 _RETRY_SECONDS = 300.0  # then a capture that found no memory is tried again, whatever is free
 _MORE = 256 << 20  # so many bytes more must be within reach to try before
+_AMPLE = 8 << 30  # with so much beside the weights, a call's own need for memory is not measured first
 _MOST_CALLS = 4096  # states that are kept
 
 
@@ -53,7 +56,7 @@ class CallState:
     check_at: float = 0.0
     retry_at: float = 0.0
     unexpected_out_of_memory: bool = False  # the weights did not fit once, though there seemed to be room
-    worked_in: int = 0  # bytes that its last run before a capture allocated at once, at most
+    worked_in: int = 0  # bytes that a run of it allocated at once, at most
     needed: int = 0  # bytes that a refused capture would work in
     name: str = ""  # among the calls that gain nothing, by its graph and the torch flags
 
@@ -123,6 +126,25 @@ class CaptureAttempts:
         """True if so many bytes of weights can be there, beside what a capture of the call needs, as far as known."""
         reach = self._reach(key.device)
         return not reach or reach >= pages + room_for(self._state(key).worked_in) + self._spare
+
+    def is_measured_first(self, call: Call, key: CaptureKey) -> bool:
+        """True if pages might be pinned that the call then lacks for itself: it runs once as it is, to find out."""
+        if not (call.is_behind and call.weights.pages) or self._state(key).worked_in:
+            return False
+        return 0 < self._reach(key.device) < call.weights.bytes + _AMPLE
+
+    @contextmanager
+    def measured(self, call: Call, key: CaptureKey) -> Iterator[None]:
+        """Note what a run takes without all pages. If that is less than was known, they may fit beside it now."""
+        if not (call.is_behind and call.weights.pages):
+            yield
+            return
+        with cost_of_run(call.device) as cost:
+            yield
+        state = self._state(key)
+        if state.reason is NOT_RESIDENT and cost.bytes + _MORE <= state.worked_in:
+            state.reason = None
+        state.worked_in = max(cost.bytes, 1)
 
     # --- the capture -------------------------------------------------------------------------------------------
 

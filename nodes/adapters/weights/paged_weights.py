@@ -166,8 +166,7 @@ class PagedWeights(Weights):
         self._may_ask = False
         release_graph_memory()
         torch.cuda.empty_cache()
-        for each in self._ranges:
-            each.reservation.prioritize()  # its pages come before those of other models, as in a load
+        self.ran_out()
         return self._pin()
 
     def _pin(self) -> bool:
@@ -197,6 +196,10 @@ class PagedWeights(Weights):
 
     def unpin(self) -> None:
         _unpin(self._ranges)
+
+    def ran_out(self) -> None:
+        for each in self._ranges:
+            each.reservation.prioritize()  # its pages come before those of other models, as in a load
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

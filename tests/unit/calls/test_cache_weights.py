@@ -33,6 +33,7 @@ class CountingWeights(Weights):
         self.asked = 0
         self.pinned_so_far = 0
         self.is_in_place = False
+        self.times_short = 0
 
     def pin(self) -> bool:
         if self.failure is not None:
@@ -45,6 +46,10 @@ class CountingWeights(Weights):
     def unpin(self) -> None:
         assert self.pins > 0, "unpinned more often than pinned"
         self.pins -= 1
+
+    def ran_out(self) -> None:
+        assert self.pins == 0
+        self.times_short += 1
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -145,6 +150,7 @@ def test_a_run_without_memory_is_answered_by_the_original_with_nothing_pinned(
     with expect(cache, {"out_of_memory": 1}, eager_calls=1):
         assert answer(cache.run(program, call)) == 2.0
     assert pins == [0]
+    assert weights.times_short == 1
 
 
 def test_after_that_its_blocks_get_their_weights_one_by_one(
@@ -247,7 +253,8 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reach, self.work = 0, 0
         monkeypatch.setattr(attempts, "_CHECK_SECONDS", 0.0)
-        monkeypatch.setattr(cache_module, "cost_of_run", lambda device: nullcontext(RunCost(self.work)))
+        for each in (cache_module, attempts):
+            monkeypatch.setattr(each, "cost_of_run", lambda device: nullcontext(RunCost(self.work)))
         self.cache = GraphCache(CacheConfig(spare_bytes=100 * MIB), lambda device: self.reach)
 
 
@@ -310,3 +317,42 @@ def test_no_capture_is_tried_without_room_for_it_beside_the_weights(
     card.reach, card.work = 1800 * MIB, 300 * MIB
     with expect(card.cache, graph_calls=1, captures=1):
         card.cache.run(program, smaller)
+
+
+def test_with_little_room_a_call_runs_once_as_it_is_to_find_out_what_it_needs(
+    card: Card, program: Any, module: Any, weights: Any
+) -> None:
+    card.reach, card.work = 1350 * MIB, 20 * MIB
+    with expect(card.cache, eager_calls=1):
+        assert answer(card.cache.run(program, module.call(weights=weights, is_behind=True))) == 2.0
+    assert weights.asked == 0
+    with expect(card.cache, graph_calls=1, captures=1):
+        card.cache.run(program, module.call(weights=weights, is_behind=True))
+    larger, card.work = module.call(16, weights=weights, is_behind=True), 300 * MIB
+    with expect(card.cache, {"streamed_weights": 1}, eager_calls=1, graph_calls=1):
+        for _ in range(2):
+            card.cache.run(program, larger)
+    assert weights.pins == 0
+    card.work = 20 * MIB  # compiled code needs less
+    with expect(card.cache, {"streamed_weights": 1}, graph_calls=2, captures=1):
+        for _ in range(2):
+            card.cache.run(program, larger)
+
+
+@pytest.mark.parametrize("changes", [{"is_behind": True, "reach": 20_000}, {"is_behind": False, "reach": 1350}])
+def test_other_calls_are_not_measured_first(
+    card: Card, program: Any, module: Any, weights: Any, changes: dict[str, Any]
+) -> None:
+    card.reach = changes.pop("reach") * MIB
+    with expect(card.cache, graph_calls=1, captures=1):
+        card.cache.run(program, module.call(weights=weights, **changes))
+
+
+def test_a_call_whose_code_is_still_to_come_pins_nothing(
+    card: Card, program: Any, module: Any, weights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card.reach = 20_000 * MIB
+    monkeypatch.setattr(program, "has_nothing_for", lambda call: True)
+    with expect(card.cache, graph_calls=1):
+        card.cache.run(program, module.call(weights=weights, is_behind=True))
+    assert (weights.asked, program.capture_attempts) == (0, 0)
