@@ -184,10 +184,6 @@ class Program(ABC):
         Raises what the module raises, and whatever cancels.
         """
 
-    def has_nothing_for(self, call: Call) -> bool:
-        """Say if a `run` would only run the original, because all code of the call is still being compiled."""
-        return False
-
     def close(self) -> None:  # noqa: B027
         """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""
 

@@ -107,7 +107,7 @@ class GraphCache:
             return Action.EAGER, bypass
         uncaptured = Action.REGIONS if program.capabilities.compiles else Action.EAGER
         may_capture = self.config.capture and call.may_capture and not self._attempts.gains_nothing(key)
-        if not (program.capabilities.captures and may_capture) or program.has_nothing_for(call):
+        if not (program.capabilities.captures and may_capture):
             return uncaptured, None
         if self._attempts.is_measured_first(call, key):
             return Action.EAGER, None
@@ -139,7 +139,7 @@ class GraphCache:
             return begun.output
         difference = self._record_signature(program, key)
         with ExitStack() as held:
-            is_short = action is Action.EAGER or begun.reason is NOT_RESIDENT or program.has_nothing_for(call)
+            is_short = action is Action.EAGER or begun.reason is NOT_RESIDENT
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._attempts.count(NOT_RESIDENT)

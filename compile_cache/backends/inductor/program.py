@@ -80,9 +80,6 @@ class InductorProgram(Program):
     def region_keys(self) -> frozenset[str]:
         return self._regions.keys
 
-    def has_nothing_for(self, call: Call) -> bool:
-        return self._behind.has_nothing_for(call, self._waited)
-
     def run(self, call: Call) -> Any:
         self._bypassed.clear()
         self._survey(call.epoch)
@@ -120,7 +117,7 @@ class InductorProgram(Program):
         the queue, as each run does that waits for nothing; what is still missing then is compiled by the second one.
         """
         behind = self._behind
-        if self.has_nothing_for(call):
+        if behind.has_nothing_for(call, self._waited):
             return call.invoke(call.tensors)
         self._waited = None  # until it is answered
         count = 0 if (is_behind := behind.serves(call, self._config)) else self._worker_count(call)

@@ -346,13 +346,3 @@ def test_other_calls_are_not_measured_first(
     card.reach = changes.pop("reach") * MIB
     with expect(card.cache, graph_calls=1, captures=1):
         card.cache.run(program, module.call(weights=weights, **changes))
-
-
-def test_a_call_whose_code_is_still_to_come_pins_nothing(
-    card: Card, program: Any, module: Any, weights: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    card.reach = 20_000 * MIB
-    monkeypatch.setattr(program, "has_nothing_for", lambda call: True)
-    with expect(card.cache, graph_calls=1):
-        card.cache.run(program, module.call(weights=weights, is_behind=True))
-    assert (weights.asked, program.capture_attempts) == (0, 0)
