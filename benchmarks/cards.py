@@ -1,12 +1,12 @@
-"""Compile the regions of SDXL, Flux and their decoders for cards that are not here, and list what their kernels take.
+"""Compile the regions of the bundled models for cards that are not here, and list what their kernels take.
 
     python -m benchmarks.cards --out FILE [--card sm_90] [--also sm_75] [--also gfx1100] [--region REGEX]
 
 Needs no GPU: a described one answers for `--card`, as in a worker process, and Triton compiles each of its kernels for
 `--also` too. Nothing is launched. A row of the file is one compile of Triton's: its processor seconds, the registers
 and the bytes of stack of each thread, and the shared memory of a block; or its error. `faults` says what of that no
-card should have. Models are on the device "meta", so they take no memory. A kernel of a convolution depends on the
-number of multiprocessors, so for another card inductor may generate another one than for `--card`.
+card should have. A kernel of a convolution depends on the number of multiprocessors, so for another card inductor may
+generate another one than for `--card`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from compile_cache.backends.inductor.parallel import described_gpu
-from scripts.models.architectures import VAE
 from scripts.places import ROOT
 
-from .family_models import family
+from .card_regions import regions
 from .smoke_setup import commit_of
 
 Row = dict[str, Any]
@@ -53,10 +52,6 @@ CARDS = {
     "gfx1100": Card("AMD Radeon RX 7900 XTX", 48, 2048, 65536),
     "gfx1201": Card("AMD Radeon RX 9070 XT", 32, 2048, 65536),
 }
-UNET = {
-    "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
-    "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
-}  # fmt: skip
 
 
 def description(card: str, index: int = 0) -> described_gpu.Description:
@@ -98,87 +93,6 @@ def faults(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
     return found
 
 
-# --- the regions -----------------------------------------------------------------------------------------------
-
-
-def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
-    """(name, site, inputs): the first of each kind and width. Inputs have no contents and are on the described card."""
-    from . import parity
-
-    sys.argv = sys.argv[:1]
-    parity.load_pack()
-    import comfy.cli_args
-    import torch
-
-    comfy.cli_args.args.cpu = comfy.cli_args.args.use_pytorch_cross_attention = True
-    available, torch.cuda.is_available = torch.cuda.is_available, lambda: False  # ComfyUI would ask for its memory
-    import comfy.ldm.flux.model
-    import comfy.ldm.modules.diffusionmodules.model as autoencoder
-    import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
-    import comfy.ops
-
-    torch.cuda.is_available = available
-    torch.equal = lambda before, after: after._version == 0  # a hook asks if a block wrote to copies of its inputs
-    from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
-
-    def empty(dtype: Any, *shapes: Any) -> list[Any]:
-        return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
-
-    def sdxl() -> Any:
-        kinds = {"dtype": torch.half, "device": "meta", "operations": comfy.ops.disable_weight_init}
-        model = openaimodel.UNetModel(**{**parity.SDXL, **UNET}, **kinds).eval().requires_grad_(False)
-        x, text, y, step = empty(torch.half, (2, 4, 128, 128), (2, 77, 2048), (2, 2816), (2,))
-        return _sites(model, Role.UNET, lambda: model._forward(x, step.float(), text, y, None, {}))
-
-    def flux(dtype: Any, operations: Any) -> Any:
-        settings = {key: value for key, value in family("flux").settings.items() if key != "image_model"}
-        settings |= {"depth": 1, "depth_single_blocks": 1, "dtype": dtype, "device": "meta", "operations": operations}
-        model = comfy.ldm.flux.model.Flux(**settings).eval().requires_grad_(False)
-        x, text, y, time_of = empty(torch.bfloat16, (1, 16, 128, 128), (1, 512, 4096), (1, 768), (1,))
-        given = {"guidance": time_of.float(), "transformer_options": {}}
-        return _sites(model, Role.UNET, lambda: model._forward(x, time_of.float(), text, y, **given))
-
-    def vae(dtype: Any) -> Any:
-        torch.set_default_dtype(dtype)
-        with torch.device("meta"):
-            model = autoencoder.Decoder(**VAE).eval().requires_grad_(False)
-        torch.set_default_dtype(torch.float32)
-        return _sites(model, Role.VAE_DECODE, lambda: model(*empty(dtype, (1, 4, 128, 128))))
-
-    makers = {
-        "SDXL": sdxl, "Flux": lambda: flux(torch.bfloat16, comfy.ops.disable_weight_init),
-        "Flux-fp8": lambda: flux(torch.float8_e4m3fn, comfy.ops.manual_cast),
-        "VAE-fp16": lambda: vae(torch.half), "VAE-bf16": lambda: vae(torch.bfloat16),
-    }  # fmt: skip
-    found = {}
-    for model, make in makers.items():
-        for site, inputs in make():
-            width = "".join(f" {n}" for n, dim in zip(inputs[0].shape, site.dims[0], strict=True) if dim is None)
-            width += f" to {site.module.out_channels}" if site.kind in ("ResBlock", "ResnetBlock") else ""
-            found.setdefault(f"{model} {site.kind}{width}", (site, inputs))
-    for name, (site, inputs) in found.items():
-        if re.match(wanted, name):
-            with torch._subclasses.FakeTensorMode():
-                fakes = [torch.empty(each.shape, dtype=each.dtype, device="cuda:0") for each in inputs]
-            yield name, site, fakes
-
-
-def _sites(module: Any, role: Any, call: Any) -> list[tuple[Any, list[Any]]]:
-    """Each region that a call runs, with its inputs."""
-    from resolute_pack.compile_cache.regions.site import installed  # type: ignore[import-not-found]
-    from resolute_pack.nodes.adapters.blocks.families import hooks_of  # type: ignore[import-not-found]
-
-    found: list[tuple[Any, list[Any]]] = []
-
-    def run(site: Any, *tensors: Any) -> Any:
-        found.append((site, list(tensors)))
-        return site.function(site.module, *tensors)
-
-    with installed(hooks_of(module, role, run, lambda reason: None)):
-        call()
-    return found
-
-
 # --- their kernels ---------------------------------------------------------------------------------------------
 
 
@@ -216,12 +130,13 @@ def compile_for(card: str, also: Iterable[str], wanted: str) -> Iterator[tuple[R
                 "cc": target if is_amd else 10 * about["major"] + about["minor"],
             }
             kernel.device_props = own._replace(**kind, major=about["major"])
-            row = {"region": now.region, "target": target, "kernel": name, "config": str(config)}
+            row = {"region": now.region, "target": target, "kernel": name}
             found.append(row)
             before = sum(os.times()[:4])
             try:
                 made = original(kernel, config)
                 row |= resources(made.kernel)
+                row |= {"config": str(config)} if row["stack"] else {}
                 result = result or made
             except Exception as error:
                 row["error"] = f"{type(error).__name__}: {str(error)[:300]}"

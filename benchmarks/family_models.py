@@ -249,6 +249,18 @@ def _tera_operations(model: Any, family: Family, width: int, height: int) -> tup
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    given = step_inputs(model, family, width, height)
+    with torch.inference_mode(), FlopCounterMode(display=False) as counted:
+        model(**given)
+    operations = counted.get_flop_counts()["Global"]
+    attention = sum(count for operation, count in operations.items() if "attention" in str(operation))
+    return float(counted.get_total_flops() / 1e12), float(attention / 1e12)
+
+
+def step_inputs(model: Any, family: Family, width: int, height: int) -> dict[str, Any]:
+    """What a network gets in a step, by the names of its arguments. width, height: pixels."""
+    import torch
+
     like = {"dtype": torch.bfloat16, "device": next(model.parameters()).device}
     channels, pixels = family.grid
     frames = (family.cells(family.frames),) if family.cells else ()
@@ -267,12 +279,7 @@ def _tera_operations(model: Any, family: Family, width: int, height: int) -> tup
         "attention_mask": mask if family.padding else None,
     }
     given = {key: value for key, value in given.items() if key in takes}
-    given = {key: value for key, value in given.items() if value is not None or takes[key].default is takes[key].empty}
-    with torch.inference_mode(), FlopCounterMode(display=False) as counted:
-        model(**given)
-    operations = counted.get_flop_counts()["Global"]
-    attention = sum(count for operation, count in operations.items() if "attention" in str(operation))
-    return float(counted.get_total_flops() / 1e12), float(attention / 1e12)
+    return {key: value for key, value in given.items() if value is not None or takes[key].default is takes[key].empty}
 
 
 if __name__ == "__main__":

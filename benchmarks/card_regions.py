@@ -1,0 +1,134 @@
+"""The regions of the bundled models, of real width: what `cards` compiles.
+
+Models are on the device "meta", so they take no memory and nothing is computed. MiniMax H3 is left out, since it reads
+numbers from its inputs, and so are the VAEs of other videos than Wan's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from scripts.models.architectures import SD15, SDXL, VAE
+
+from .family_models import FAMILIES, family, step_inputs
+
+SHALLOW = {
+    "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
+    "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
+}  # fmt: skip
+LEFT_OUT = {"minimax-h3"}
+
+
+def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
+    """(name, site, inputs): the first of each kind and width. Inputs have no contents and are on the described card.
+
+    wanted: a regular expression of their names, which begin with that of a model.
+    """
+    from . import parity
+
+    sys.argv = sys.argv[:1]
+    parity.load_pack()
+    import comfy.cli_args
+    import torch
+
+    comfy.cli_args.args.cpu = comfy.cli_args.args.use_pytorch_cross_attention = True
+    available, torch.cuda.is_available = torch.cuda.is_available, lambda: False  # ComfyUI would ask for its memory
+    makers = _makers()
+    torch.cuda.is_available = available
+    torch.equal = lambda before, after: after._version == 0  # a hook asks if a block wrote to copies of its inputs
+    found = {}
+    for model, make in makers.items():
+        for site, inputs in make():
+            width = "".join(f" {n}" for n, dim in zip(inputs[0].shape, site.dims[0], strict=True) if dim is None)
+            width += f" to {site.module.out_channels}" if site.kind in ("ResBlock", "ResnetBlock") else ""
+            found.setdefault(f"{model} {site.kind}{width}", (site, inputs))
+    for name, (site, inputs) in found.items():
+        if re.match(wanted, name):
+            with torch._subclasses.FakeTensorMode():
+                fakes = [torch.empty(each.shape, dtype=each.dtype, device="cuda:0") for each in inputs]
+            yield name, site, fakes
+
+
+def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
+    """By a model's name: what gives all regions that a call of it runs, with their inputs."""
+    import comfy.cldm.cldm as controlnets
+    import comfy.ldm.modules.diffusionmodules.model as autoencoder
+    import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
+    import comfy.ldm.wan.vae as wan
+    import comfy.ops
+    import torch
+    from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
+
+    def empty(dtype: Any, *shapes: Any) -> list[Any]:
+        return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+
+    kinds = {"dtype": torch.half, "device": "meta", "operations": comfy.ops.disable_weight_init}
+
+    def unet(settings: dict[str, Any], text: int, pooled: int) -> Any:
+        model = openaimodel.UNetModel(**{"out_channels": 4, **settings}, **kinds).eval().requires_grad_(False)
+        x, context, step = empty(torch.half, (2, 4, 128, 128), (2, 77, text), (2,))
+        y = empty(torch.half, (2, pooled))[0] if pooled else None
+        return _sites(model, Role.UNET, lambda: model._forward(x, step.float(), context, y, None, {}))
+
+    def controlnet() -> Any:
+        settings = {name: value for name, value in {**SDXL, **SHALLOW}.items() if name != "transformer_depth_output"}
+        model = controlnets.ControlNet(**settings, hint_channels=3, **kinds).eval().requires_grad_(False)
+        x, hint, text, y, step = empty(torch.half, (2, 4, 128, 128), (2, 3, 1024, 1024), (2, 77, 2048), (2, 2816), (2,))
+        return _sites(model, Role.CONTROLNET, lambda: model(x, hint, step.float(), text, y))
+
+    def transformer(name: str, dtype: Any, operations: Any) -> Any:
+        about = family(name)
+        module, _, kind = about.network.rpartition(".")
+        settings = {**about.settings, **dict.fromkeys(about.layers, 1), "dtype": dtype, "operations": operations}
+        model = getattr(importlib.import_module(f"comfy.ldm.{module}"), kind)(**settings, device="meta")
+        model = model.to("meta").eval().requires_grad_(False)  # LTX makes its table on the CPU
+        given = step_inputs(model, about, *about.sizes[0])
+        return _sites(model, Role.UNET, lambda: model(**given))
+
+    def coder(kind: Any, settings: dict[str, Any], dtype: Any, method: str, *shape: int) -> Any:
+        torch.set_default_dtype(dtype)
+        with torch.device("meta"):
+            model = kind(**settings).eval().requires_grad_(False)
+        torch.set_default_dtype(torch.float32)
+        role = Role.VAE_ENCODE if shape[1] == 3 else Role.VAE_DECODE
+        return _sites(model, role, lambda: getattr(model, method)(*empty(dtype, shape)))
+
+    decode, encode, latent, image = autoencoder.Decoder, autoencoder.Encoder, (1, 4, 128, 128), (1, 3, 1024, 1024)
+    wan_settings = {"dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_scales": []}
+    wan_settings |= {"temperal_downsample": [False, True, True], "dropout": 0.0}
+    plain, casting = comfy.ops.disable_weight_init, comfy.ops.manual_cast
+    others = [name for name in FAMILIES if name not in LEFT_OUT | {"flux"}]
+    return {
+        "SDXL": lambda: unet({**SDXL, **SHALLOW}, 2048, 2816),
+        "SD15": lambda: unet(SD15, 768, 0),
+        "SDXL-ControlNet": controlnet,
+        "Flux": lambda: transformer("flux", torch.bfloat16, plain),
+        "Flux-fp8": lambda: transformer("flux", torch.float8_e4m3fn, casting),
+        **{name: lambda name=name: transformer(name, torch.bfloat16, plain) for name in others},  # type: ignore[misc]
+        "VAE-fp16": lambda: coder(decode, VAE, torch.half, "forward", *latent),
+        "VAE-bf16": lambda: coder(decode, VAE, torch.bfloat16, "forward", *latent),
+        "VAE-encode": lambda: coder(encode, VAE, torch.bfloat16, "forward", *image),
+        "Wan-VAE": lambda: coder(wan.WanVAE, wan_settings, torch.bfloat16, "decode", 1, 16, 9, 60, 104),
+        "Wan-VAE-encode": lambda: coder(wan.WanVAE, wan_settings, torch.bfloat16, "encode", 1, 3, 33, 480, 832),
+    }
+
+
+def _sites(module: Any, role: Any, call: Callable[[], Any]) -> list[tuple[Any, list[Any]]]:
+    """Each region that a call runs, with its inputs."""
+    from resolute_pack.compile_cache.regions.site import installed, taken  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.blocks.families import hooks_of  # type: ignore[import-not-found]
+
+    found: list[tuple[Any, list[Any]]] = []
+
+    def run(site: Any, *inputs: Any) -> Any:
+        tensors = taken(inputs)
+        found.append((site, tensors))
+        return site.function(site.module, *tensors)
+
+    with installed(hooks_of(module, role, run, lambda reason: None)):
+        call()
+    return found
