@@ -15,7 +15,6 @@ import argparse
 import datetime
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
