@@ -18,7 +18,6 @@ from .compile_queue import CompileQueue
 from .described_gpu import why_not
 
 _SHARE = 0.05  # of the time of calls that may go to work in this process
-_MOST_SECONDS = 1.0  # of credit
 _IDLE_SECONDS = 2.0  # without a call and without a prompt: then work goes on without credit
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 10.0  # that the thread may take to end
@@ -78,7 +77,8 @@ class CompilesBehind:
 
     def _work(self) -> None:
         now = self._clock()
-        self._credit = min(self._credit + _SHARE * max(now - self._counted, 0.0), _MOST_SECONDS)
+        earned = _SHARE * max(now - self._counted, 0.0)
+        self._credit = min(self._credit + earned, self.queue.trace_seconds)  # no prompt pays for two at once
         while self._credit >= (self.queue.trace_seconds if self.queue.waiting else 0.0) and self.queue.do_one():
             self._credit -= self._clock() - now
             now = self._clock()

@@ -82,23 +82,31 @@ def test_it_says_how_many_regions_are_left_and_for_how_long(rig: Behind) -> None
     assert rig.backend.coming() == (0, 0.0)
 
 
-def test_calls_pay_for_a_share_of_their_time_and_what_is_left_waits(
-    rig: Behind, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("trace_seconds", "call_seconds", "expected"), [(1.0, 10.0, [0, 1, 1, 2, 2]), (0.25, 1000.0, [1, 2])]
+)
+def test_calls_pay_for_a_share_of_their_time_and_each_for_one_trace_at_most(
+    rig: Behind,
+    monkeypatch: pytest.MonkeyPatch,
+    trace_seconds: float,
+    call_seconds: float,
+    expected: list[int],
 ) -> None:
+    rig.queue.trace_seconds = trace_seconds
     bound = rig.bind(seeded(Model))
     rig.call(bound, *inputs())
     traced = compile_queue._job
 
     def slow(wanted: Any) -> jobs.Job:
-        rig.now += 1.0
+        rig.now += trace_seconds
         return traced(wanted)
 
     monkeypatch.setattr(compile_queue, "_job", slow)
     submitted = []
-    for _ in range(5):
-        rig.call(bound, *inputs(), seconds=10)
+    for _ in expected:
+        rig.call(bound, *inputs(), seconds=call_seconds)
         submitted.append(len(rig.workers.jobs))
-    assert submitted == [0, 1, 1, 2, 2]
+    assert submitted == expected
 
 
 def test_the_time_before_a_first_call_pays_for_nothing(rig: Behind) -> None:
