@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import shutil
-import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +23,7 @@ from ...torch_facts import fake_devices
 from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, worker_count
+from .toolchain import lack_of
 
 if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
     from .parallel.behind import CompilesBehind
@@ -37,7 +34,6 @@ logger = logging.getLogger(__name__)
 # The oldest torch that `compile/` works with, and the newest that it was tested on. The tests run on both.
 OLDEST_TORCH = (2, 8)
 NEWEST_TORCH = (2, 15)
-OLDEST_CAPABILITY = (7, 0)  # Volta: on older cards inductor refuses each region, after it was traced and lowered
 
 
 class InductorBackend(Backend):
@@ -195,11 +191,12 @@ def _probe_machine(device: str) -> Capabilities:
     if _version() < OLDEST_TORCH:
         reason = f"it needs torch {_text(OLDEST_TORCH)} or newer, and this is {torch.__version__}"
         return _missing(reason, "Update torch.")
-    if device == "cuda":
-        return _probe_cuda()
-    if device == "cpu":
-        return _probe_cpu()
-    return _missing(f"it was not tested on '{device}'", "Choose 'auto' or 'eager'.")
+    if device not in ("cuda", "cpu"):
+        return _missing(f"it was not tested on '{device}'", "Choose 'auto' or 'eager'.")
+    lack = lack_of(device)
+    if lack is not None:
+        return _missing(*lack)
+    return Capabilities(available=True, compiles=True, captures=device == "cuda" and torch.version.hip is None)
 
 
 def _probe_torch(machine: Capabilities, device: str) -> Capabilities:
@@ -237,27 +234,3 @@ def _warn_once(text: str) -> None:
 
 def _missing(reason: str, remedy: str) -> Capabilities:
     return Capabilities(available=False, reason=reason, remedy=remedy)
-
-
-def _probe_cuda() -> Capabilities:
-    if find_spec("triton") is None:
-        return _missing("Triton is not installed", "Install it ('triton', on Windows 'triton-windows').")
-    if sys.platform != "win32" and not _on_path(os.environ.get("CC"), "cc", "gcc", "clang"):
-        return _missing("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
-    if torch.version.hip is None and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability()
-        if capability < OLDEST_CAPABILITY:
-            needed, found = _text(OLDEST_CAPABILITY), _text(capability)
-            return _missing(f"Triton needs compute capability {needed}, and this GPU has {found}", "Choose 'auto'.")
-    return Capabilities(available=True, compiles=True, captures=torch.version.hip is None)
-
-
-def _probe_cpu() -> Capabilities:
-    compilers = ("cl",) if sys.platform == "win32" else ("g++", "c++", "clang++")
-    if not _on_path(os.environ.get("CXX"), *compilers):
-        return _missing("there is no C++ compiler", "Install one, for example 'apt install g++', or choose 'auto'.")
-    return Capabilities(available=True, compiles=True)
-
-
-def _on_path(*names: str | None) -> bool:
-    return any(name is not None and shutil.which(name) is not None for name in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from compile_cache.backends import registry
 from compile_cache.backends.base import Backend
 from compile_cache.backends.inductor import backend as inductor_backend
+from compile_cache.backends.inductor import toolchain
 from compile_cache.errors import BackendUnavailableError, UnknownBackendError
 
 from ..rig import TOLERANCE, Model, Rig, inputs, seeded
@@ -145,9 +147,55 @@ def test_a_card_that_triton_refuses_is_known_before_the_first_region(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(inductor_backend, "find_spec", lambda name: object())
-    monkeypatch.setattr(inductor_backend, "_on_path", lambda *names: True)
+    monkeypatch.setattr(toolchain, "find_spec", lambda name: object())
+    monkeypatch.setattr(toolchain, "_on_path", lambda *names: True)
     found = inductor_backend._probe_machine("cuda")
     assert found.available is can_compile
     assert can_compile or "6.1" in found.reason
     assert can_compile or registry.resolve("auto", "cuda")[0].name == "cudagraph"
+
+
+@pytest.fixture
+def include(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where Python's headers should be; there are none."""
+    folder = tmp_path / "include"
+    folder.mkdir()
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name, scheme: str(folder))
+    for name in toolchain._SEARCHED:
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def test_missing_headers_are_named_with_their_package(include: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_WINDOWS", False)
+    with pytest.raises(BackendUnavailableError, match=r"Python\.h is missing.*apt install python3\.\d+-dev"):
+        registry.resolve("inductor", "cpu")
+    assert registry.resolve("auto", "cpu")[0].name == "eager"
+    (include / "Python.h").touch()
+    assert registry.get("inductor").probe("cpu").available
+
+
+def test_headers_in_a_folder_that_compilers_search_count(include: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = include.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "Python.h").touch()
+    monkeypatch.setenv("CPATH", f"{include.parent}{os.pathsep}{elsewhere}")
+    assert registry.get("inductor").probe("cpu").available
+
+
+def test_the_python_of_comfyuis_portable_build_lacks_two_folders(
+    include: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(toolchain, "_WINDOWS", True)
+    monkeypatch.setattr(toolchain, "_on_path", lambda *names: True)
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    libs = tmp_path / "libs"
+    for missing in (include, libs):
+        lack = toolchain.lack_of("cpu")
+        assert lack is not None
+        assert str(missing) in lack.reason
+        assert lack.remedy.startswith("Copy 'include' and 'libs' of a usual Python 3.")
+        (include / "Python.h").touch()
+    libs.mkdir()
+    (libs / "python{}{}.lib".format(*sys.version_info)).touch()
+    assert toolchain.lack_of("cpu") is None

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from compile_cache.backends import registry
-from compile_cache.backends.base import Capabilities
 from compile_cache.backends.inductor import backend as inductor_backend
 from compile_cache.backends.inductor.compile import compiled_region
 from compile_cache.backends.inductor.compile.compiled_region import KernelByAddress, launch_by_address
@@ -124,7 +123,7 @@ def test_a_renamed_launcher_of_kernels_ends_captures_aloud_and_only_where_it_is_
     lacking: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allocator: str, captures: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: allocator)
-    monkeypatch.setattr(inductor_backend, "_probe_cuda", lambda: Capabilities(available=True, captures=True))
+    monkeypatch.setattr(inductor_backend, "lack_of", lambda device: None)
     inductor_backend._warn_once.cache_clear()
     lacking("CachingAutotuner")  # type: ignore[operator]
     can = registry.get("inductor").probe("cuda")

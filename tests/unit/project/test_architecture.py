@@ -33,12 +33,12 @@ WITHOUT_TORCH = [
     "store.fingerprint", "store.private_files",
     "store.shape_history", "store.temporary_folders", "texts",
 ]  # fmt: skip
-# Files that read variables of the process: our settings; which compiler Triton finds; how torch looks for GPUs; and two
+# Files that read variables of the process: our settings; which compiler inductor finds; how torch looks for GPUs; and two
 # that put back what an import of OneFlow or a load of inductor needs to change.
 READS_THE_ENVIRONMENT = {
     CORE / "config.py",
     CORE / "backends" / "oneflow" / "packages.py",
-    INDUCTOR / "backend.py",
+    INDUCTOR / "toolchain.py",
     INDUCTOR / "compile" / "private_cache.py",
     INDUCTOR / "parallel" / "worker.py",
 }

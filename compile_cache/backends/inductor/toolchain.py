@@ -1,0 +1,76 @@
+"""What inductor compiles with: Triton and a C compiler on a GPU, a C++ compiler on a CPU, and Python's headers on both.
+
+A machine that lacks one compiles nothing, and its errors name files of others. Here that is said once, in a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+OLDEST_CAPABILITY = (7, 0)  # Volta: on older cards inductor refuses each region, after it was traced and lowered
+_SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # variables whose folders compilers search
+_WINDOWS = sys.platform == "win32"
+
+
+class Lack(NamedTuple):
+    """What is missing, and what a person can do: two sentences, the first without its full stop."""
+
+    reason: str
+    remedy: str
+
+
+def lack_of(device: str) -> Lack | None:
+    """What compiling for a type of device ("cuda", "cpu") lacks on this machine; None if nothing. Imports nothing."""
+    return (_lack_on_gpu() if device == "cuda" else _lack_on_cpu()) or _lack_of_headers()
+
+
+def _lack_on_gpu() -> Lack | None:
+    if find_spec("triton") is None:
+        return Lack("Triton is not installed", "Install it ('triton', on Windows 'triton-windows').")
+    if not _WINDOWS and not _on_path(os.environ.get("CC"), "cc", "gcc", "clang"):  # Triton brings one for Windows
+        return Lack("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
+    if torch.version.hip is None and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+        if capability < OLDEST_CAPABILITY:
+            needed, found = (".".join(map(str, each)) for each in (OLDEST_CAPABILITY, capability))
+            return Lack(f"Triton needs compute capability {needed}, and this GPU has {found}", "Choose 'auto'.")
+    return None
+
+
+def _lack_on_cpu() -> Lack | None:
+    compilers = ("cl",) if _WINDOWS else ("g++", "c++", "clang++")
+    if not _on_path(os.environ.get("CXX"), *compilers):
+        return Lack("there is no C++ compiler", "Install one, for example 'apt install g++', or choose 'auto'.")
+    return None
+
+
+def _lack_of_headers() -> Lack | None:
+    """The Python of ComfyUI's portable build has none, nor has a Linux without its package for developers."""
+    include = Path(sysconfig.get_path("include", "nt" if _WINDOWS else "posix_prefix"))
+    named = [Path(folder) for name in _SEARCHED for folder in os.environ.get(name, "").split(os.pathsep) if folder]
+    has_headers = any((folder / "Python.h").is_file() for folder in (include, *named))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not _WINDOWS:
+        if has_headers:
+            return None
+        remedy = f"Install them, for example 'apt install python{version}-dev', or choose 'auto'."
+        return Lack(f"{include / 'Python.h'} is missing, so compilers find no headers of Python", remedy)
+    libs = Path(sys.base_prefix) / "libs"
+    if has_headers and (libs / f"python{version.replace('.', '')}.lib").is_file():
+        return None
+    missing = libs if has_headers else include
+    remedy = f"Copy 'include' and 'libs' of a usual Python {platform.python_version()} to {sys.base_prefix}."
+    return Lack(f"the folder {missing} of Python is missing, and compilers need it", remedy)
+
+
+def _on_path(*names: str | None) -> bool:
+    return any(name is not None and shutil.which(name) is not None for name in names)
