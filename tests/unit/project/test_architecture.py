@@ -33,7 +33,7 @@ WITHOUT_TORCH = [
     "store.fingerprint", "store.private_files",
     "store.shape_history", "store.temporary_folders", "texts",
 ]  # fmt: skip
-# Files that read variables of the process: our settings; which compiler inductor finds; how torch looks for GPUs; and two
+# Files that read variables of the process: our settings; which compiler is there; how torch looks for GPUs; and two
 # that put back what an import of OneFlow or a load of inductor needs to change.
 READS_THE_ENVIRONMENT = {
     CORE / "config.py",

@@ -90,10 +90,11 @@ class WorkerPool:
         """
         with self._lock:
             process = self.start(low)
-            if process.device is not None and (process.device, process.low) != (device, low) and not process.is_busy:
+            is_other = process.low != low or process.device not in (None, device)
+            if is_other and not process.is_busy:
                 self.close()
                 process = self.start(low)
-            process.start_children(count, device, low)
+            process.start_children(count, device)
             process.users += 1
         try:
             yield

@@ -61,9 +61,10 @@ class WorkerProcess:
     """
 
     def __init__(self, low: bool = False) -> None:
-        """low: at low priority, on Windows; elsewhere `start_children` decides. Raises OSError."""
+        """low: at low priority. Raises OSError."""
         self._folder = TemporaryFolder()
         command = [sys.executable, str(Path(worker.__file__).resolve()), str(self._folder.path)]
+        command += ["low"] if low else []
         try:
             self._process = subprocess.Popen(
                 command,
@@ -96,12 +97,12 @@ class WorkerProcess:
     def is_busy(self) -> bool:
         return self.alive and bool(self.users or self._pending)
 
-    def start_children(self, count: int, device: torch.device, low: bool = False) -> None:
-        """Once; later calls do nothing. low: at low priority."""
+    def start_children(self, count: int, device: torch.device) -> None:
+        """Once; later calls do nothing."""
         self._heard = time.monotonic()
         if self.device is None:
-            self.device, self.low = device, low
-            self._messages.put((count, device.type, low))
+            self.device = device
+            self._messages.put((count, device.type))
 
     def submit(self, job: Job) -> Compiled:
         """The future raises NotCompiledError."""
