@@ -16,7 +16,11 @@ from scripts.places import ROOT
 from scripts.setup import comfyui
 
 # One region of each kind; `scripts/test --long` compiles all, for each card.
-FEW = "SDXL (ResBlock 640 .*to 320|Spatial.* 640|Basic.* 640)|Flux|VAE-bf16 (Resnet.* 256 .*to 128|Attn|Upsample.* 512)"
+FEW = "|".join((
+    "SDXL (ResBlock 640 .*to 320|Spatial.* 640|Basic.* 640)", "Flux", "wan", "z-image", "qwen-image", "ltx",
+    "VAE-bf16 (Resnet.* 256 .*to 128|Attn|Upsample.* 512)", "VAE-encode Downsample 128", "SDXL-ControlNet .*hint",
+    "Wan-VAE ResidualBlock.next of 2 96",
+))  # fmt: skip
 ALSO = ("sm_75", "sm_80", "sm_120", "gfx1100")
 
 
@@ -49,6 +53,7 @@ def test_regions_compile_for_every_kind_of_card(tmp_path: Path) -> None:
     check(found, ("sm_89", *ALSO))
     kinds = {row["region"].split()[1] for row in found["regions"]}
     assert kinds >= {"ResBlock", "BasicTransformerBlock", "DoubleStreamBlock", "SingleStreamBlock", "ResnetBlock"}
+    assert kinds >= {"WanAttentionBlock", "JointTransformerBlock", "QwenImageTransformerBlock", "ResidualBlock.next"}
 
 
 @pytest.mark.long
