@@ -63,6 +63,8 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     import torch
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
 
+    from .video_models import VAES
+
     def empty(dtype: Any, *shapes: Any) -> list[Any]:
         return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
 
@@ -98,8 +100,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         return _sites(model, role, lambda: getattr(model, method)(*empty(dtype, shape)))
 
     decode, encode, latent, image = autoencoder.Decoder, autoencoder.Encoder, (1, 4, 128, 128), (1, 3, 1024, 1024)
-    wan_settings = {"dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_scales": []}
-    wan_settings |= {"temperal_downsample": [False, True, True], "dropout": 0.0}
+    wan_settings = VAES["wan"].settings
     plain, casting = comfy.ops.disable_weight_init, comfy.ops.manual_cast
     others = [name for name in FAMILIES if name not in LEFT_OUT | {"flux"}]
     return {
