@@ -20,7 +20,7 @@ class GraphCacheReport(io.ComfyNode):
             node_id="ResoluteReport",
             display_name="Graph Cache Report",
             category=CATEGORY,
-            **search_aliases("resolute report", "statistics", "profile", "cuda graph", "why slow"),
+            **search_aliases("resolute report", "benchmark", "statistics", "profile", "cuda graph", "why slow"),
             description="Shows a table and a chart of what the cache did: compiles, captures, replays, stalls, "
             "bypasses and memory.",
             inputs=[
