@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.controlnet import compile_controlnet
-from .inputs import CATEGORY, FASTER, backend_input
+from .inputs import CATEGORY, backend_input
 
 
 class CompileControlNet(io.ComfyNode):
@@ -18,7 +18,7 @@ class CompileControlNet(io.ComfyNode):
             node_id="ResoluteCompileControlNet",
             display_name="Compile ControlNet",
             category=CATEGORY,
-            **search_aliases(*FASTER),
+            **search_aliases("faster", "speed", "torch compile", "cuda graph", "optimize"),
             description=(
                 "Runs a ControlNet with compiled blocks and CUDA graphs. You can change strength, start and end "
                 "percent and size without compiling again."

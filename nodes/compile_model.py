@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.diffusion_model import compile_diffusion_model
 from .adapters.sampling.cond_batching import AUTO
-from .inputs import CATEGORY, FASTER, backend_input, batching_input
+from .inputs import CATEGORY, backend_input, batching_input
 
 
 class CompileModel(io.ComfyNode):
@@ -19,7 +19,10 @@ class CompileModel(io.ComfyNode):
             node_id="ResoluteCompileModel",
             display_name="Compile Model",
             category=CATEGORY,
-            **search_aliases(*FASTER, "tensorrt", "inductor"),
+            **search_aliases(
+                *("faster", "speed", "speed up", "torch compile", "cuda graph", "tensorrt", "inductor", "optimize"),
+                *("accelerate", "turbo", "onediff", "加速", "更快", "高速化", "速い"),
+            ),
             description=(
                 "Samples with compiled blocks and CUDA graphs. Blocks compile beside the first prompts; after that you "
                 "can change size, batch, text or LoRA without compiling again."

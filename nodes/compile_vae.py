@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.vae import compile_vae, compile_vae_decode
-from .inputs import CATEGORY, FASTER, backend_input
+from .inputs import CATEGORY, backend_input
 
 
 class CompileVAE(io.ComfyNode):
@@ -18,7 +18,7 @@ class CompileVAE(io.ComfyNode):
             node_id="ResoluteCompileVAE",
             display_name="Compile VAE",
             category=CATEGORY,
-            **search_aliases(*FASTER, "encoder", "decoder", "img2img", "edit"),
+            **search_aliases("speed", "torch compile", "cuda graph", "encoder", "decoder", "img2img", "edit"),
             description=(
                 "Encodes and decodes with compiled blocks, at any size without compiling again. Tiling and the "
                 "fallback to tiles when memory runs out stay ComfyUI's own."
@@ -43,7 +43,7 @@ class CompileVAEDecode(io.ComfyNode):
             node_id="ResoluteCompileVAEDecode",
             display_name="Compile VAE Decode",
             category=CATEGORY,
-            **search_aliases(*FASTER, "decoder"),
+            **search_aliases("faster", "speed", "torch compile", "cuda graph", "decoder", "optimize"),
             description=(
                 "Decodes with compiled blocks, at any size without compiling again. Encoding, tiling and the fallback "
                 "to tiles when memory runs out stay ComfyUI's own."

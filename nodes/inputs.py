@@ -12,11 +12,6 @@ from ..compile_cache.errors import UserError
 from .adapters.sampling import cond_batching
 
 CATEGORY = "Resolute"
-# What people type in the search for a node that compiles.
-FASTER = (
-    "faster", "speed up", "accelerate", "turbo", "optimize", "onediff", "torch compile", "cuda graph",
-    "加速", "更快", "高速化", "速い",
-)  # fmt: skip
 
 
 def require_numbers(**values: float) -> None:

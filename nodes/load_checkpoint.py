@@ -12,7 +12,7 @@ from nodes import CheckpointLoaderSimple
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.compile.diffusion_model import compile_diffusion_model
 from .adapters.compile.vae import compile_vae_decode
-from .inputs import CATEGORY, FASTER, backend_input
+from .inputs import CATEGORY, backend_input
 
 
 class LoadCheckpointCompiled(io.ComfyNode):
@@ -22,7 +22,7 @@ class LoadCheckpointCompiled(io.ComfyNode):
             node_id="ResoluteLoadCheckpoint",
             display_name="Load Checkpoint (Compiled)",
             category=CATEGORY,
-            **search_aliases(*FASTER, "checkpoint", "load model"),
+            **search_aliases("faster", "speed", "torch compile", "checkpoint", "load model"),
             description="Load Checkpoint, Compile Model and Compile VAE Decode in one node.",
             inputs=[
                 io.Combo.Input(
