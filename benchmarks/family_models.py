@@ -258,7 +258,7 @@ def _tera_operations(model: Any, family: Family, width: int, height: int) -> tup
 
 
 def step_inputs(model: Any, family: Family, width: int, height: int) -> dict[str, Any]:
-    """What a network gets in a step, by the names of its arguments. width, height: pixels."""
+    """Make the arguments of a step, by name. width, height: pixels."""
     import torch
 
     like = {"dtype": torch.bfloat16, "device": next(model.parameters()).device}

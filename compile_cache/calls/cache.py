@@ -109,12 +109,12 @@ class GraphCache:
         may_capture = self.config.capture and call.may_capture and not self._attempts.gains_nothing(key)
         if not (program.capabilities.captures and may_capture):
             return uncaptured, None
+        reason = blocker or self._attempts.reason(key)
+        if reason is None and key in self._captures:
+            return Action.REPLAY, None
         if self._attempts.is_measured_first(call, key):
             return Action.EAGER, None
-        reason = blocker or self._attempts.reason(key)
-        if reason is not None:
-            return uncaptured, reason
-        return Action.REPLAY if key in self._captures else Action.CAPTURE, None
+        return (Action.CAPTURE, None) if reason is None else (uncaptured, reason)
 
     def _replay(self, key: CaptureKey, tensors: Sequence[torch.Tensor]) -> tuple[Any, Exception | None]:
         """Launch the replay of a capture: its output, or the error if that failed."""

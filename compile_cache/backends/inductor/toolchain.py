@@ -1,6 +1,7 @@
-"""What inductor compiles with: Triton and a C compiler on a GPU, a C++ compiler on a CPU, and Python's headers on both.
+"""Name what a machine lacks to compile: inductor needs Triton and a C compiler on a GPU, a C++ compiler on a CPU, and
+Python's headers on both.
 
-A machine that lacks one compiles nothing, and its errors name files of others. Here that is said once, in a sentence.
+Without one nothing compiles, and each region fails with a compiler's message about a file of torch or Triton.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _WINDOWS = sys.platform == "win32"
 
 
 class Lack(NamedTuple):
-    """What is missing, and what a person can do: two sentences, the first without its full stop."""
+    """A missing part, and the remedy: two sentences, the first without its full stop."""
 
     reason: str
     remedy: str
 
 
 def lack_of(device: str) -> Lack | None:
-    """What compiling for a type of device ("cuda", "cpu") lacks on this machine; None if nothing. Imports nothing."""
+    """Name a part that is missing for a type of device ("cuda", "cpu"); None if nothing is. Imports nothing."""
     return (_lack_on_gpu() if device == "cuda" else _lack_on_cpu()) or _lack_of_headers()
 
 

@@ -136,7 +136,7 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
     try:
         try:
             return pickle.dumps(graph)
-        except Exception:  # of any class, as below
+        except Exception:  # pickling a launcher raises any class
             # A graph from inductor's own cache has launchers, or functions that load them, which cannot be pickled. The
             # bundle also holds the binaries, and those are enough.
             if graph._triton_bundle is None:
