@@ -231,7 +231,7 @@ def _cache(server: ComfyServer) -> dict[str, Any]:
 
 def _is_settled(server: ComfyServer) -> bool:
     """It is known which way each decode is faster."""
-    return all(each["is_settled"] for each in _cache(server)["whole_calls"])
+    return all(each["is_settled"] for each in _cache(server)["whole_calls"] if each["role"].startswith("vae"))
 
 
 def key_of(row: Row) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ class Call:
     why_captured: why a capture is made now, where nothing else says so.
     is_behind: what has no code yet runs its original, and is compiled behind the call.
     may_capture: False where a capture would keep more memory than it is worth.
-    is_compared: its original may be as fast as compiled code, see `WholeCalls`.
+    is_compared: in turn with its original, which may be as fast as compiled code, see `WholeCalls`.
     method: None if `invoke` does more than to call one method of the module.
     weights: see `Weights`.
     """
@@ -99,7 +99,7 @@ class Call:
     @property
     def is_timed(self) -> bool:
         """It counts in its comparison: not if something else makes the call run eagerly."""
-        return self.is_compared and self.forward_bypass is None
+        return (self.is_compared or self.is_behind) and self.forward_bypass is None
 
 
 class Graph(Protocol):

@@ -74,7 +74,8 @@ class GraphCache:
         called once, after a replay was launched, so that the look overlaps with the GPU's work, or before anything else
         runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
-        with self._lock, self.whole_calls.timed(capture_key(program, call) if call.is_timed else None):
+        timed = capture_key(program, call) if call.is_timed else None
+        with self._lock, self.whole_calls.timed(timed, call.is_compared):
             begun = self._begin(program, call)
             if recheck is not None and (call_now := recheck()) is not call:
                 begun = self._begin(program, call_now)
@@ -102,7 +103,7 @@ class GraphCache:
         self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None
     ) -> tuple[Action, BypassReason | None]:
         """The fastest correct path, and why it is slower than it might be. blocker: why the call is not captured."""
-        bypass = call.forward_bypass or (self.whole_calls.reason(key) if call.is_timed else None)
+        bypass = call.forward_bypass or self.whole_calls.reason(key, call.is_compared)
         if bypass is not None:
             return Action.EAGER, bypass
         uncaptured = Action.REGIONS if program.capabilities.compiles else Action.EAGER

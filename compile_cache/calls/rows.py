@@ -260,7 +260,7 @@ def _attention(choice: Mapping[str, Any]) -> Text:
 
 
 def _compared(comparison: Mapping[str, Any]) -> Text:
-    """How a decode or an encode runs, with the seconds of both. comparison: see `WholeCalls.report`."""
+    """How calls of a size run, with the seconds of both ways. comparison: see `WholeCalls.report`."""
     values = {
         "what": _ROLES[comparison["role"]],
         "shape": "x".join(map(str, comparison["shape"])),

@@ -1,15 +1,19 @@
-"""Which calls are faster as they are: measured, for calls of which that is not known beforehand.
+"""Which calls are faster as they are: measured on the device that runs them, by calls that come anyway.
 
 A region may be faster by itself and its module slower with it: it gives its result in another layout, and what comes
-after it copies that. So a whole call is compared, by calls that come anyway: each size runs compiled and eager in turn,
-until each way was timed _RUNS times, and from then on its size class runs the faster way. Nothing runs twice, and no
-call needs more memory than one of the two ways alone.
+after it copies that. And a card may be faster with torch's own kernels. So whole calls are compared, and from then on
+a size class runs the faster way. Nothing runs twice, and no call needs more memory than one of the two ways alone.
+
+Where it is not known beforehand which way is faster, calls run compiled and eager in turn. Others are compared as they
+come: originals run while their code is being compiled, and compiled code follows them.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -29,7 +33,9 @@ from .tuner import Trial, Tuner
 logger = logging.getLogger(__name__)
 
 # That count, for each way, the fastest. A first one may load kernels, and another program may have kept the GPU busy.
-_RUNS = 2
+_RUNS_IN_TURN, _RUNS_AS_THEY_COME = 2, 4
+_MOST_LOSS = 1.02  # of the original's seconds: a call that is compared as it comes stays compiled up to that
+_MOST_RUNS = 3  # that wait for the device
 _WAITED = 0.02  # a call of which a larger share went to compiling, loading or capturing is not timed
 
 _BEING_COMPARED = BypassReason(
@@ -42,24 +48,30 @@ COMPILED, ORIGINAL = "compiled", "original"
 class Size:
     """A key of a comparison. size_class: see `_size_class`. model, role: for people. shape: of the latent.
 
-    Times of two shapes are not compared: a larger latent may take less for each element.
+    Times of two graphs are not compared: a larger latent may take less for each element, and a ControlNet's residuals
+    take time too.
     """
 
     size_class: str
+    graph: str
     shape: tuple[int, ...]
     model: str
     role: str
+    in_turn: bool
 
+    def lacks(self, trial: Trial, way: str) -> bool:
+        """More runs of a way are to be timed."""
+        return trial.runs.get(way, 0) < (_RUNS_IN_TURN if self.in_turn else _RUNS_AS_THEY_COME)
 
-def _is_settled(trial: Trial) -> bool:
-    return min(trial.runs.get(way, 0) for way in (COMPILED, ORIGINAL)) >= _RUNS
+    def is_settled(self, trial: Trial) -> bool:
+        return not any(self.lacks(trial, way) for way in (COMPILED, ORIGINAL))
 
-
-def _runs_original(trial: Trial) -> bool:
-    """The next call runs eager. Compiled ones are timed first, and have to be faster."""
-    if _is_settled(trial):
-        return trial.seconds[COMPILED] >= trial.seconds[ORIGINAL]
-    return trial.runs.get(COMPILED, 0) > trial.runs.get(ORIGINAL, 0)
+    def runs_original(self, trial: Trial) -> bool:
+        """The next call runs eager. In turn, compiled ones are timed first, and have to be faster."""
+        if self.is_settled(trial):
+            compiled, original = trial.seconds[COMPILED], trial.seconds[ORIGINAL]
+            return compiled >= original if self.in_turn else compiled > _MOST_LOSS * original
+        return self.in_turn and trial.runs.get(COMPILED, 0) > trial.runs.get(ORIGINAL, 0)
 
 
 class _Run(NamedTuple):
@@ -91,43 +103,44 @@ class WholeCalls:
         )
         self._settled: dict[str, dict[str, Size]] = {}  # by device and size class: the size that decides
         self._without_memory: set[tuple[str, str]] = set()  # devices and size classes whose original found too little
-        self._run: _Run | None = None  # the device may not have finished it yet
+        self._runs: deque[_Run] = deque(maxlen=_MOST_RUNS)  # that the device may not have finished yet
 
-    def reason(self, key: CaptureKey) -> BypassReason | None:
-        """Why a call runs eager; None if it runs compiled."""
-        return self._reason(key.device, _size_of(key))
+    def reason(self, key: CaptureKey, in_turn: bool) -> BypassReason | None:
+        """Why a call runs eager; None if it runs compiled, or waits for its code."""
+        return self._reason(key.device, _size_of(key, in_turn))
 
     def _reason(self, device: str, size: Size) -> BypassReason | None:
         known = self._known(device, size)
-        if known is None or not _runs_original(known[1]) or (device, size.size_class) in self._without_memory:
+        if known is None or not known[0].runs_original(known[1]) or (device, size.size_class) in self._without_memory:
             return None
-        return _left_alone(*known) if _is_settled(known[1]) else _BEING_COMPARED
+        return _left_alone(*known) if known[0].is_settled(known[1]) else _BEING_COMPARED
 
     def _known(self, device: str, size: Size) -> tuple[Size, Trial] | None:
         """The size that decides for another one: the first of its class that is settled, or else itself."""
         if device not in self._settled:
             entries = reversed(self._tuner.on(device))
-            self._settled[device] = {each.size_class: each for each, trial in entries if _is_settled(trial)}
+            self._settled[device] = {each.size_class: each for each, trial in entries if each.is_settled(trial)}
         decides = self._settled[device].get(size.size_class, size)
         trial = self._tuner.get(device, decides)
         return None if trial is None else (decides, trial)
 
     @contextmanager
-    def timed(self, key: CaptureKey | None) -> Iterator[None]:
+    def timed(self, key: CaptureKey | None, in_turn: bool) -> Iterator[None]:
         """A call runs inside, by what `reason` says. key: None for a call that is not compared.
 
         Where the original finds too little memory, calls of its size class run compiled from then on.
         """
-        self._read(wait=key is not None)
+        if self._runs:
+            self._read(wait=in_turn and key is not None)
         if key is None:
             yield
             return
-        size = _size_of(key)
+        size = _size_of(key, in_turn)
         known = self._known(key.device, size)
         is_original = self._reason(key.device, size) is not None
-        is_settled = known is not None and _is_settled(known[1])
+        is_settled = known is not None and known[0].is_settled(known[1])
         watch = None if is_settled else self._stopwatch(torch.device(key.device))
-        waited, eager = self._stats.waiting_seconds(), self._stats.counters.eager_calls
+        before = self._counted()
         try:
             yield
         except Exception as error:
@@ -137,22 +150,32 @@ class WholeCalls:
         if watch is None:
             return
         watch.stop()
-        if is_original or self._stats.counters.eager_calls == eager:  # else the original ran in place of compiled code
-            way = ORIGINAL if is_original else COMPILED
-            self._run = _Run(key.device, size, way, watch, self._stats.waiting_seconds() - waited)
+        waited, *risen = [now - then for now, then in zip(self._counted(), before, strict=True)]
+        way = ORIGINAL if is_original else _way_of(risen, in_turn)
+        if way and (known is None or size.lacks(known[1], way)):
+            self._runs.append(_Run(key.device, size, way, watch, waited))
+
+    def _counted(self) -> tuple[float, ...]:
+        """What a call may add to: seconds that it waited, and the counters that `_way_of` takes."""
+        counters = self._stats.counters
+        streamed = counters.bypasses[BypassCode.STREAMED_WEIGHTS.value]
+        waited = self._stats.waiting_seconds()
+        return waited, counters.eager_calls, counters.waiting_calls, counters.region_calls, streamed
 
     def _read(self, wait: bool) -> None:
-        """Take over the time of the latest run, if the device has finished it. wait: for that."""
-        run = self._run
-        seconds = None if run is None else run.watch.seconds(wait)
-        if run is None or seconds is None:
+        """Take over the times of the runs that the device has finished. wait: for all."""
+        while self._runs and (seconds := self._runs[0].watch.seconds(wait)) is not None:
+            run = self._runs.popleft()
+            if seconds > 0 and 0 not in run.size.shape and run.waited <= _WAITED * seconds:
+                self._take(run, seconds)
+
+    def _take(self, run: _Run, seconds: float) -> None:
+        trial = self._tuner.get(run.device, run.size) or Trial()
+        if not run.size.lacks(trial, run.way):
             return
-        self._run = None
-        if seconds <= 0 or not prod(run.size.shape) or run.waited > _WAITED * seconds:
-            return
-        trial = (self._tuner.get(run.device, run.size) or Trial()).with_run(run.way, seconds)
+        trial = trial.with_run(run.way, seconds)
         self._tuner.set(run.device, run.size, trial)
-        if _is_settled(trial):
+        if run.size.is_settled(trial):
             self._settle(run.device, run.size, trial)
 
     def _settle(self, device: str, size: Size, trial: Trial) -> None:
@@ -161,12 +184,12 @@ class WholeCalls:
         for other, _ in self._tuner.on(device):
             if other != size and other.size_class == size.size_class:
                 self._tuner.remove(device, other)
-        if _runs_original(trial):
+        if size.runs_original(trial):
             logger.info("Resolute: %s", _left_alone(size, trial).detail)
 
     def measure_again(self) -> None:
         """Compare every call again, whatever this process or an earlier one found. From any thread, between calls."""
-        self._run = None
+        self._runs.clear()
         self._settled.clear()
         self._without_memory.clear()
         self._tuner.clear()
@@ -177,15 +200,30 @@ class WholeCalls:
             {
                 "device": device, "model": size.model, "role": size.role, "shape": list(size.shape),
                 "seconds": trial.seconds.get(COMPILED, 0.0), "original_seconds": trial.seconds.get(ORIGINAL, 0.0),
-                "is_settled": _is_settled(trial), "is_left_alone": _is_settled(trial) and _runs_original(trial),
+                "is_settled": size.is_settled(trial),
+                "is_left_alone": size.is_settled(trial) and size.runs_original(trial),
             }
             for device, size, trial in self._tuner
         ]  # fmt: skip
 
 
-def _size_of(key: CaptureKey) -> Size:
+def _way_of(risen: Sequence[float], in_turn: bool) -> str:
+    """Which way a call ran, by how the counters of `_counted` rose. Empty for a mixture of both, and for one that is
+    compared as it comes and whose weights came from the host: how many come differs from call to call.
+    """
+    eager, waiting, regions, streamed = risen
+    if streamed and not in_turn:
+        return ""
+    if not eager:
+        return COMPILED
+    return ORIGINAL if waiting and not regions else ""  # eager without a wait: in place of compiled code
+
+
+@functools.lru_cache(maxsize=1024)
+def _size_of(key: CaptureKey, in_turn: bool) -> Size:
     graph = key.graph
-    return Size(_size_class(key), graph.signature.latent_shape, graph.model[:12], graph.role.value)
+    shape = graph.signature.latent_shape
+    return Size(_size_class(key), graph.digest()[:12], shape, graph.model[:12], graph.role.value, in_turn)
 
 
 def _size_class(key: CaptureKey) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compile_cache.calls.cache import GraphCache
+from compile_cache.captures.attempts import NOT_RESIDENT
 from compile_cache.choices.stopwatch import stopwatch_on
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
@@ -54,17 +55,24 @@ class Watch:
 
 
 class Program(FakeProgram):
-    """Runs compiled code on the device."""
+    """Runs compiled code on the device. lacks: that code, so that originals run."""
 
     def __init__(self, device: Device, **settings: Any) -> None:
         super().__init__(**settings)
-        self.device = device
+        self.device, self.lacks = device, False
         self.before: Callable[[], object] = lambda: None
+
+    @property
+    def waits(self) -> bool:
+        return self.lacks
 
     def run(self, call: Any) -> Any:
         self.before()
         if self.run_failures:
             raise self.run_failures.pop(0)
+        self.ran_compiled = not self.lacks
+        if self.lacks:
+            return call.invoke(call.tensors)
         self.device.run("compiled", call.tensors[0].numel())
         return call.tensors[0] * 2
 
@@ -326,4 +334,101 @@ def test_nothing_is_compared_on_a_cpu() -> None:
     rig = Rig(2.0, 1.0)
     rig.cache.whole_calls._stopwatch = stopwatch_on
     assert [rig.run() for _ in range(6)] == ["compiled"] * 6
+    assert rig.cache.whole_calls.report() == []
+
+
+AS_IT_COMES = {"is_compared": False, "is_behind": True}
+STEPS = 4  # of each way, before it is known
+
+
+def prompts_behind(rig: Rig, count: int = STEPS, **changes: Any) -> None:
+    """So many calls run originals while their code is compiled, and then so many run it."""
+    for lacks in (True, False):
+        rig.program.lacks = lacks
+        assert {rig.run(**AS_IT_COMES, **changes) for _ in range(count)} == {"original" if lacks else "compiled"}
+    rig.cache.run(FakeProgram(owner=9), Module().call())
+
+
+@pytest.mark.parametrize(("compiled", "way"), [(0.5, "compiled"), (1.02, "compiled"), (1.03, "original")])
+def test_steps_are_compared_as_they_come_and_stay_compiled_unless_they_lose(compiled: float, way: str) -> None:
+    rig = Rig(compiled, 1.0)
+    prompts_behind(rig)
+    assert [rig.run(**AS_IT_COMES) for _ in range(3)] == [way] * 3
+    (found,) = rig.cache.whole_calls.report()
+    assert (found["is_settled"], found["is_left_alone"]) == (True, way == "original")
+
+
+def test_no_step_runs_its_original_only_to_be_measured() -> None:
+    rig = Rig(2.0, 1.0)
+    rig.program.lacks = True
+    rig.run(**AS_IT_COMES)
+    rig.program.lacks = False
+    assert [rig.run(**AS_IT_COMES) for _ in range(3 * STEPS)] == ["compiled"] * 3 * STEPS
+    (found,) = rig.cache.whole_calls.report()
+    assert not found["is_settled"]
+
+
+def test_a_noisy_step_does_not_decide() -> None:
+    rig = Rig(9.0, 1.0)  # another program uses the GPU
+    rig.program.lacks = True
+    for _ in range(STEPS):
+        rig.run(**AS_IT_COMES)
+    rig.program.lacks = False
+    for _ in range(STEPS - 1):
+        rig.run(**AS_IT_COMES)
+    rig.device.takes["compiled"] = 0.9
+    assert [rig.run(**AS_IT_COMES) for _ in range(3)] == ["compiled"] * 3
+
+
+def test_a_step_that_runs_both_is_no_time_of_either() -> None:
+    rig = Rig(9.0, 1.0)
+    rig.program.lacks = True
+    rig.program.before = lambda: setattr(
+        rig.cache.stats.counters, "region_calls", rig.cache.stats.counters.region_calls + 1
+    )
+    for _ in range(STEPS):
+        rig.run(**AS_IT_COMES)
+    rig.cache.run(FakeProgram(owner=9), Module().call())
+    assert rig.cache.whole_calls.report() == []
+
+
+def test_no_step_waits_for_the_device() -> None:
+    rig = Rig(2.0, 1.0)
+    rig.device.is_behind = True
+    prompts_behind(rig)
+    assert rig.cache.whole_calls.report() == []
+    rig.device.is_behind, rig.program.lacks = False, True
+    for _ in range(STEPS):
+        rig.run(**AS_IT_COMES)
+    rig.program.lacks = False
+    assert [rig.run(**AS_IT_COMES) for _ in range(STEPS)][-1] == "original", "by times that were read later"
+
+
+def test_a_step_with_other_inputs_is_compared_with_itself() -> None:
+    """The residuals of a ControlNet take time in both ways."""
+    shape = (1, 4, 3, 8, 8)
+    tensors = (("latent", TensorSpec(shape, "float32", "cpu")), ("control", TensorSpec((4,), "float32", "cpu")))
+    with_control = GraphKey(Signature(tensors), Role.VAE_DECODE, "model" * 8, "fake")
+    rig = Rig(1.0, 2.0)
+    rig.program.lacks = True
+    for _ in range(STEPS):
+        rig.run(**AS_IT_COMES)
+    rig.program.lacks, rig.device.fixed = False, 5000
+    assert [rig.run(key=with_control, **AS_IT_COMES) for _ in range(2 * STEPS)] == ["compiled"] * 2 * STEPS
+
+
+def test_what_was_measured_behind_the_picture_holds_for_every_start(tmp_path: Path) -> None:
+    prompts_behind(Rig(2.0, 1.0, tmp_path))
+    assert Rig(2.0, 1.0, tmp_path).run(is_compared=False) == "original", "compiled before the picture"
+    prompts_behind(Rig(0.5, 1.0, tmp_path, source="other code"))
+    again = Rig(2.0, 1.0, tmp_path)
+    assert again.run(**AS_IT_COMES) == "original"
+    again.cache.whole_calls.measure_again()
+    assert again.run(**AS_IT_COMES) == "compiled"
+
+
+def test_a_step_whose_weights_stream_is_not_timed() -> None:
+    rig = Rig(2.0, 1.0)
+    rig.program.before = lambda: rig.cache.stats.bypass(NOT_RESIDENT)
+    prompts_behind(rig)
     assert rig.cache.whole_calls.report() == []
