@@ -67,6 +67,35 @@ def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -
         assert rig.call(bound, *inputs(3, 9, 10, 5)) <= TOLERANCE
 
 
+class Watch:
+    """By it a call that runs regions takes twice as long as one that runs originals."""
+
+    def __init__(self, counters: Any) -> None:
+        self._counters, self._before = counters, counters.region_calls
+
+    def stop(self) -> None:
+        self._seconds = 2.0 if self._counters.region_calls > self._before else 1.0
+
+    def seconds(self, wait: bool) -> float:
+        return self._seconds
+
+
+def test_code_that_is_slower_on_this_device_is_left_alone(rig: Behind) -> None:
+    bound, counters = rig.bind(seeded(Model)), rig.cache.stats.counters
+    rig.cache.whole_calls._stopwatch = lambda device: Watch(counters)  # type: ignore[assignment, return-value]
+    for _ in range(5):
+        rig.call(bound, *inputs())
+    while bound.program.waits:
+        if rig.workers.jobs:
+            rig.workers.finish()
+        rig.call(bound, *inputs())
+    while not counters.bypasses["not_faster"]:
+        assert counters.graph_calls < 8, "four that waited for nothing were to be timed"
+        rig.call(bound, *inputs())
+    with rig.expect(eager_calls=1, bypasses={"not_faster": 1}):
+        assert rig.call(bound, *inputs()) == 0
+
+
 def test_it_says_how_many_regions_are_left_and_for_how_long(rig: Behind) -> None:
     bound = rig.bind(seeded(Model))
     assert rig.backend.coming() == (0, 0.0)
