@@ -136,6 +136,7 @@ export default {
   "nothing compiled": "コンパイルなし",
   "compiling meanwhile": "並行してコンパイル中",
   "ready in about {seconds} s, {doing} as ComfyUI does until then": "約 {seconds} s で準備完了、それまでは ComfyUI のまま{doing}",
+  "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "この種のカードでは、大きなモデルの {format} ファイルは bf16 の約 {times} 倍の速さです（docs/formats.md）。",
   "their code has just come": "そのコードが準備できたところ",
   "faster from here on: {count} regions": "ここから高速：{count} リージョン",
   "{done} of {total} regions compiled, ready in about {seconds} s": "{done} / {total} リージョンをコンパイル済み、約 {seconds} s で準備完了",

@@ -136,6 +136,7 @@ export default {
   "nothing compiled": "无需编译",
   "compiling meanwhile": "同时编译中",
   "ready in about {seconds} s, {doing} as ComfyUI does until then": "约 {seconds} s 后就绪，在此之前由 ComfyUI 原样{doing}",
+  "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "在这类显卡上，大型模型的 {format} 文件速度约为 bf16 的 {times} 倍（docs/formats.md）。",
   "their code has just come": "它们的代码刚刚就绪",
   "faster from here on: {count} regions": "从现在起更快：{count} 个区域",
   "{done} of {total} regions compiled, ready in about {seconds} s": "已编译 {done} / {total} 个区域，约 {seconds} s 后就绪",

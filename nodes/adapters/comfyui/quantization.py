@@ -87,6 +87,12 @@ def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device)
     return [f"{name} products" if product else _without_product(name, device) for name, product in found]
 
 
+def has_products(name: str, device: torch.device) -> bool:
+    """Core multiplies weights in its format `name` as they are on the device."""
+    supports: Any = getattr(comfy.model_management, _ASKED[name], None)
+    return name in _algorithms() and (supports is None or bool(supports(device)))
+
+
 def _without_product(name: str, device: torch.device) -> str:
     if name.startswith(GGUF_LAYOUT):
         return f"{name}, decoded inside the blocks"

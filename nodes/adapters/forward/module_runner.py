@@ -16,8 +16,9 @@ from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.all_modules import foreign_on_every_module
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.stats import SHORT_WAIT
+from ....compile_cache.texts import Text
 from ....compile_cache.torch_facts.flags import intercepting_mode, torch_flags
-from ..comfyui import core_compiler
+from ..comfyui import better_format, core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.quantization import formats_in_words
 from ..process import runtime
@@ -83,7 +84,14 @@ class ModuleRunner:
             "structure": runtime.record_of(module).structure(),
             "formats": tuple(text for each in programs for text in formats_in_words(*each)),
             "step_bytes": self.weights.paged.step_bytes(),
+            "advice": self._advice(module),
         }
+
+    def _advice(self, module: torch.nn.Module) -> Text | None:
+        """Which format of the model's file would be faster on this card; None but for its first run."""
+        if self._role is not Role.UNET or not runtime.cache().config.advises:
+            return None
+        return better_format.advice(runtime.fingerprint_of(module), module, runtime.device())
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
         """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.

@@ -1,0 +1,75 @@
+"""The line that says which format of a file would be faster: on which cards, for which models, once, and off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+GPU = torch.device("cuda", 0)
+CARDS = {"RTX 30": (8, 6), "RTX 40": (8, 9), "RTX 50": (12, 0), "RTX 20": (7, 5), "A100": (8, 0), "H100": (9, 0)}
+LARGE = 1 << 15  # numbers to a side of a matrix with over 10^9
+
+
+def matrix(dtype: torch.dtype = torch.bfloat16, side: int = LARGE) -> torch.nn.Module:
+    return torch.nn.Linear(side, side, bias=False, dtype=dtype, device="meta")
+
+
+def convolution() -> torch.nn.Module:
+    return torch.nn.Conv2d(LARGE // 2, LARGE // 4, 3, dtype=torch.half, device="meta")
+
+
+@pytest.fixture
+def better(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The adapter's module, on an RTX 30 with all of core's products."""
+    module = core.ours("comfyui.better_format")
+    monkeypatch.setattr(module, "_said", set())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CARDS["RTX 30"])
+    for name in ("supports_int8_compute", "supports_fp8_compute", "supports_nvfp4_compute"):
+        monkeypatch.setattr(f"comfy.model_management.{name}", lambda device: True, raising=False)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("card", "wanted"),
+    [("RTX 30", "int8"), ("RTX 40", "fp8"), ("RTX 50", "NVFP4"), ("RTX 20", ""), ("A100", ""), ("H100", "")],
+)
+def test_a_card_is_told_the_format_that_it_multiplies(
+    better: Any, monkeypatch: pytest.MonkeyPatch, card: str, wanted: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CARDS[card])
+    found = better.advice("flux", matrix(), GPU)
+    assert (wanted in found and "docs/formats.md" in found) if wanted else found is None
+
+
+def test_it_is_said_once_for_each_model(better: Any) -> None:
+    assert better.advice("flux", matrix(), GPU) and better.advice("wan", matrix(), GPU)
+    assert better.advice("flux", matrix(), GPU) is None
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        matrix(side=1000),
+        matrix(torch.float8_e4m3fn),
+        matrix(torch.float32),
+        torch.nn.Sequential(matrix(), convolution()),
+    ],
+    ids=["small", "fp8", "float32", "with convolutions"],
+)
+def test_a_model_without_such_files_is_told_nothing(better: Any, model: torch.nn.Module) -> None:
+    assert better.advice("model", model, GPU) is None
+
+
+def test_a_core_without_the_product_and_a_cpu_are_told_nothing(
+    core: SimpleNamespace, better: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert better.advice("one", matrix(), torch.device("cpu")) is None
+    monkeypatch.setattr("comfy.model_management.supports_int8_compute", lambda device: False)
+    assert better.advice("two", matrix(), GPU) is None
+    monkeypatch.delattr("comfy.model_management.supports_int8_compute")
+    assert better.advice("three", matrix(), GPU), "a core that does not ask computes it on every card"
+    monkeypatch.setattr(core.ours("comfyui.quantization"), "_algorithms", dict)
+    assert better.advice("four", matrix(), GPU) is None
