@@ -9,6 +9,7 @@ import torch
 from ..config import CacheConfig
 from ..regions.site import HookBuilder
 from ..stats import Stats
+from ..torch_facts.gpu import is_nvidia
 from ..torch_facts.private_names import Loss, lost
 from .base import Backend, Call, Capabilities, CaptureFacts, Graph, Program
 from .cuda_graphs.capture import Recorder
@@ -31,7 +32,7 @@ class CudaGraphBackend(Backend):
         lack = lost(Loss.CALLS)
         if lack:
             return Capabilities(available=False, reason=lack, remedy="Update Resolute, or install an older torch.")
-        if device == "cuda" and torch.cuda.is_available() and torch.version.hip is None:
+        if is_nvidia(device) and torch.cuda.is_available():
             return Capabilities(available=True, captures=True)
         return Capabilities(
             available=False,

@@ -14,6 +14,7 @@ import sys
 
 import torch
 
+from ...torch_facts.gpu import is_nvidia
 from ...torch_facts.private_names import is_in_use
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def is_trimmable() -> bool:
 
 
 def _on_nvidia() -> bool:
-    return torch.cuda.is_available() and torch.version.hip is None and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_nvidia("cuda") and torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _driver() -> ctypes.CDLL:

@@ -20,6 +20,7 @@ from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
 from ...torch_facts import fake_devices
+from ...torch_facts.gpu import is_nvidia
 from ...torch_facts.private_names import Loss, lost
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, worker_count
@@ -196,7 +197,7 @@ def _probe_machine(device: str) -> Capabilities:
     lack = lack_of(device)
     if lack is not None:
         return _missing(*lack)
-    return Capabilities(available=True, compiles=True, captures=device == "cuda" and torch.version.hip is None)
+    return Capabilities(available=True, compiles=True, captures=is_nvidia(device))
 
 
 def _probe_torch(machine: Capabilities, device: str) -> Capabilities:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...torch_facts.gpu import is_nvidia
+
 OLDEST_CAPABILITY = (7, 0)  # Volta: on older cards inductor refuses each region, after it was traced and lowered
 _SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # variables whose folders compilers search
 _WINDOWS = sys.platform == "win32"
@@ -39,7 +41,7 @@ def _lack_on_gpu() -> Lack | None:
         return Lack("Triton is not installed", "Install it ('triton', on Windows 'triton-windows').")
     if not _WINDOWS and not _on_path(os.environ.get("CC"), "cc", "gcc", "clang"):  # Triton brings one for Windows
         return Lack("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
-    if torch.version.hip is None and torch.cuda.is_available():
+    if is_nvidia("cuda") and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
         if capability < OLDEST_CAPABILITY:
             needed, found = (".".join(map(str, each)) for each in (OLDEST_CAPABILITY, capability))

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from ...torch_facts.gpu import is_nvidia
+
 REQUIREMENTS = "requirements-oneflow.txt"
 # Public OneFlow has GPU code for these compute capabilities, and no PTX that a driver could compile for newer ones.
 # A GPU runs code of the same major and an equal or lower minor version: 8.9 (RTX 40) runs the code for 8.6.
@@ -56,7 +58,7 @@ def unavailable_reason(device: str) -> tuple[str, str] | None:
         return "OneFlow has builds for Linux only", "Choose 'auto'."
     if device == "cpu":
         return None
-    if device != "cuda" or torch.version.hip is not None:
+    if not is_nvidia(device):
         return f"OneFlow runs on NVIDIA GPUs and on the CPU, and this model runs on '{device}'", "Choose 'auto'."
     if not torch.cuda.is_available():
         return "there is no NVIDIA driver, and OneFlow would end the process", "Choose 'auto'."

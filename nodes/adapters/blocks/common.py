@@ -11,6 +11,7 @@ import torch
 from ....compile_cache.attention import chooser as attention
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
+from ....compile_cache.torch_facts.gpu import is_nvidia
 from ..comfyui import chosen_attention
 from ..comfyui.transformer_options import OVERRIDE, patches_of_attention
 
@@ -55,7 +56,7 @@ def traced_attention(
     if mask is not None:
         mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
     extra = {name: kwargs[name] for name in ("scale", "enable_gqa") if name in kwargs}
-    if q.device.type in _MEASURED_ON and _is_measured() and (mask is None or mask.ndim == 4):
+    if is_nvidia(q.device) and _is_measured() and (mask is None or mask.ndim == 4):
         given = (_by_token(q), k, v, mask, extra.get("scale"), bool(extra.get("enable_gqa")))
         out = attention.operator()(*given).transpose(1, 2)
     else:
@@ -76,9 +77,6 @@ def _by_token(q: torch.Tensor) -> torch.Tensor:
     if type(by_head) is int and type(by_token) is int and by_head <= by_token:  # a symbol of a trace is no int
         return q
     return q.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-_MEASURED_ON = ("cuda",) if torch.version.hip is None else ()
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import torch
 
 from ....compile_cache.regions.weight_parts import is_plain
 from ....compile_cache.texts import Text
+from ....compile_cache.torch_facts.gpu import is_nvidia
 from . import dynamic_vram
 from .quantization import has_products
 
@@ -30,9 +31,7 @@ def advice(model: str, module: torch.nn.Module, device: torch.device) -> Text | 
     if model in _said:
         return None
     _said.add(model)
-    if device.type != "cuda" or torch.version.hip is not None:
-        return None
-    faster = _FASTER.get(torch.cuda.get_device_capability(device))
+    faster = _FASTER.get(torch.cuda.get_device_capability(device)) if is_nvidia(device) else None
     if faster is None or not has_products(faster[0], device) or not _is_wide(module):
         return None
     text = "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md)."

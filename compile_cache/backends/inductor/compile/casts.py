@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from ....torch_facts.gpu import is_nvidia
 from ....torch_facts.operators import defined
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -44,5 +45,4 @@ def operator() -> Callable[..., torch.Tensor]:
 
 
 def _lacks_fp8(device: torch.device) -> bool:
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device) < _FIRST_WITH_FP8
+    return is_nvidia(device) and torch.cuda.get_device_capability(device) < _FIRST_WITH_FP8

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ....torch_facts.gpu import is_nvidia
 from ....torch_facts.private_names import (
     CachingAutotuner,
     ConvBackend,
@@ -107,7 +108,7 @@ def stand_in(description: Description) -> None:
 
 
 def _target(properties: Any) -> Any:
-    if torch.version.hip is not None:
+    if not is_nvidia("cuda"):
         return GPUTarget("hip", properties.gcnArchName.split(":")[0], properties.warp_size)
     return GPUTarget("cuda", 10 * properties.major + properties.minor, properties.warp_size)
 
@@ -118,7 +119,7 @@ def _answer_for_convolutions(properties: Any) -> None:
 
     def answer(*given: Any, **named: Any) -> Any:
         found, tensor = choose(*given, **named), (*given, named.get("input"))[0]
-        has_cudnn = torch.version.hip is None and properties.major >= 8 and tensor.dtype == torch.bfloat16
+        has_cudnn = is_nvidia("cuda") and properties.major >= 8 and tensor.dtype == torch.bfloat16
         return ConvBackend.Cudnn if has_cudnn and tensor.is_cuda and found in slow else found
 
     torch_c._select_conv_backend = answer
