@@ -10,6 +10,7 @@ from .errors import excerpt
 from .texts import Text
 
 CUSTOM = "custom"
+NEAREST_VALID, NEAREST_READY, EXACT = "nearest valid", "nearest ready", "exact"  # what becomes of a size
 MINIMUM = 64
 MAXIMUM = 8192
 DEFAULT = 1024
@@ -77,16 +78,25 @@ def nearest_valid(size: Size, multiple: int) -> Size:
     return Size(_nearest_side(size.width, multiple), _nearest_side(size.height, multiple))
 
 
-def resolve_size(preset: str, width: int, height: int, multiple: int | str) -> Size:
-    """The size of `preset`, or `width` x `height` (pixels) if the preset is ``custom``.
+def asked_size(preset: str, width: int, height: int) -> Size:
+    """The size of `preset`, or `width` x `height` (pixels) if the preset is ``custom``. Raises ValueError for another
+    preset.
+    """
+    return Size(width, height) if preset == CUSTOM else preset_size(preset)
 
-    Never rounds. Raises ValueError, which names the nearest valid size, if a side is not a multiple of `multiple`
+
+def resolve_size(preset: str, width: int, height: int, multiple: int | str, snaps: bool = False) -> Size:
+    """The `asked_size`, or with `snaps` the nearest valid one.
+
+    Without it raises ValueError, which names the nearest valid size, if a side is not a multiple of `multiple`
     (pixels) or is out of range.
     """
     step = _checked_multiple(multiple)
-    size = Size(width, height) if preset == CUSTOM else preset_size(preset)
+    size = asked_size(preset, width, height)
     if is_valid(size, step):
         return size
+    if snaps:
+        return nearest_valid(size, step)
     remedy = f"The nearest valid size is {nearest_valid(size, step)}"
     if is_valid(size, int(MULTIPLES[0])):
         remedy += f"; or set multiple to {_largest_multiple(size)}, which {size} satisfies"
@@ -102,6 +112,14 @@ def nearest_ready(wanted: Size, ready: Iterable[Size], multiple: int | str) -> S
         size for size in ready if is_valid(size, step) and _ratio(_aspect(size), _aspect(wanted)) <= _SAME_ASPECT
     ]
     return min(fitting, key=lambda size: (size != wanted, _ratio(_area(size), _area(wanted))), default=None)
+
+
+def explain_snap(wanted: Size, size: Size, multiple: int | str) -> Text | str:
+    """The result of `resolve_size` in words: "1000x704 instead of 1001x700: multiples of 8"."""
+    if size == wanted:
+        return str(size)
+    text = "{size} instead of {wanted}: multiples of {multiple}"
+    return Text(text, size=size, wanted=wanted, multiple=multiple)
 
 
 def explain_choice(wanted: Size, found: Size | None) -> Text:

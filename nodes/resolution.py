@@ -7,12 +7,11 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..compile_cache import sizes
+from ..compile_cache.sizes import EXACT, NEAREST_READY, NEAREST_VALID
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases, shows_cached_text
 from .adapters.report import cache_report
 from .inputs import CATEGORY
-
-EXACT, NEAREST_READY = "exact", "nearest ready"
 
 
 class ResoluteResolution(io.ComfyNode):
@@ -26,8 +25,8 @@ class ResoluteResolution(io.ComfyNode):
             display_name="Resolution",
             category=CATEGORY,
             **search_aliases("aspect ratio", "size", "width", "height", "dimensions", "preset"),
-            description="Width and height for a latent or an image. The prompt stops if the model cannot use this "
-            "size, and the error names the nearest size that works.",
+            description="Width and height for a latent or an image. If the model cannot use this size, it takes the "
+            "nearest one that works, and says so.",
             inputs=[
                 io.Combo.Input(
                     "preset",
@@ -43,15 +42,16 @@ class ResoluteResolution(io.ComfyNode):
                     options=list(sizes.MULTIPLES),
                     default=sizes.MULTIPLES[0],
                     tooltip="Width and height must be multiples of this: 8 for SD1.5 and SDXL, 16 for Flux and SD3. "
-                    "Any other size stops the prompt, and the error names the nearest valid one.",
+                    "Another number becomes the nearest one.",
                 ),
                 io.Combo.Input(
                     "use",
-                    options=[EXACT, NEAREST_READY],
-                    default=EXACT,
+                    options=[NEAREST_VALID, NEAREST_READY, EXACT],
+                    default=NEAREST_VALID,
                     optional=True,
-                    tooltip="nearest ready takes the closest size of the same aspect ratio that is already compiled "
-                    "and captured. If there is none, it takes the exact size.",
+                    tooltip="nearest valid takes the nearest multiples. nearest ready takes the closest size of the "
+                    "same aspect ratio that is already compiled and captured, if there is one. exact stops the prompt "
+                    "if a side is no multiple.",
                 ),
             ],
             outputs=[
@@ -62,15 +62,15 @@ class ResoluteResolution(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, use: str = EXACT, **inputs: Any) -> str:
+    def fingerprint_inputs(cls, use: str = NEAREST_VALID, **inputs: Any) -> str:
         # The list of ready sizes changes while the inputs stay the same, so it is part of the fingerprint.
         return str(sorted(cache_report.ready_sizes())) if use == NEAREST_READY else ""
 
     @classmethod
-    def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = EXACT) -> io.NodeOutput:
-        """Raises ValueError if a side is not a multiple of `multiple`."""
-        size = sizes.resolve_size(preset, width, height, multiple)
-        text = str(size)
+    def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = NEAREST_VALID) -> io.NodeOutput:
+        """Raises ValueError if a side is not a multiple of `multiple` and the size has to be exact."""
+        size = sizes.resolve_size(preset, width, height, multiple, snaps=use != EXACT)
+        text = sizes.explain_snap(sizes.asked_size(preset, width, height), size, multiple)
         if use == NEAREST_READY:
             ready = [sizes.Size(*size) for size in cache_report.ready_sizes()]
             found = sizes.nearest_ready(size, ready, multiple)
@@ -80,13 +80,12 @@ class ResoluteResolution(io.ComfyNode):
 
 
 def _side(name: str) -> io.Int.Input:
-    # step=1: with a larger step the front end silently rounds a typed number. This way the node sees it and can
-    # report an invalid size.
+    # The front end rounds a typed number to the step too. The node rounds those of other programs and larger multiples.
     return io.Int.Input(
         name,
         default=sizes.DEFAULT,
         min=sizes.MINIMUM,
         max=sizes.MAXIMUM,
-        step=1,
+        step=int(sizes.MULTIPLES[0]),
         tooltip=f"The image's {name} in pixels. Only used if preset is 'custom'.",
     )

@@ -32,11 +32,20 @@ STEPS = 4
 
 def test_a_size_off_the_multiple_names_the_multiple(bench: Bench, tiny_prompt: Any) -> None:
     prompt = tiny_prompt()
-    prompt["size"] = node("ResoluteResolution", preset="custom", width=520, height=512, multiple="16")
+    prompt["size"] = node("ResoluteResolution", preset="custom", width=520, height=512, multiple="16", use="exact")
     prompt["latent"]["inputs"].update(width=["size", 0], height=["size", 1])
     message = failure_of(bench.client, prompt)
     assert "node size" in message.lower(), message
     assert re.search(r"520x512.*multiples? of 16\b.*528x512", message), message
+
+
+def test_a_size_that_was_typed_wrong_becomes_the_nearest_one(bench: Bench, tiny_prompt: Any) -> None:
+    prompt = tiny_prompt()
+    prompt["size"] = node("ResoluteResolution", preset="custom", width=137, height=100, multiple="8")
+    prompt["latent"]["inputs"].update(width=["size", 0], height=["size", 1])
+    run = bench.run(prompt)
+    assert [latent.shape[2:] for latent in run.latents] == [(13, 17)]
+    assert run.history["outputs"]["size"]["text"] == ["136x104 instead of 137x100: multiples of 8"]
 
 
 IMAGES = {"image_a": ["picture", 0], "image_b": ["picture", 0], "max_error": 255.0, "min_psnr": 0.0}

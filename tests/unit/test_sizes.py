@@ -87,6 +87,15 @@ def test_a_size_is_returned_unchanged_or_refused(width: int, height: int, multip
             sizes.resolve_size(CUSTOM, width, height, multiple)
 
 
+@given(sides, sides, steps)
+def test_a_size_may_become_the_nearest_one_and_that_is_said(width: int, height: int, multiple: int) -> None:
+    wanted = Size(width, height)
+    found = sizes.resolve_size(CUSTOM, width, height, multiple, snaps=True)
+    assert found == (wanted if sizes.is_valid(wanted, multiple) else sizes.nearest_valid(wanted, multiple))
+    said = f"{found} instead of {wanted}: multiples of {multiple}" if found != wanted else str(wanted)
+    assert sizes.explain_snap(wanted, found, multiple) == said
+
+
 class TestNearestReady:
     READY = [
         Size(512, 512),

@@ -88,6 +88,7 @@ export default {
   " and ": "、かつ",
   " or ": "または",
   "{size} instead of {wanted}, because it is ready": "{wanted} の代わりに準備済みの {size}",
+  "{size} instead of {wanted}: multiples of {multiple}": "{wanted} の代わりに {size}（{multiple} の倍数）",
   "{size}: no size of this aspect ratio is ready": "{size}：この縦横比で準備済みのサイズはありません",
   "{size} is ready": "{size} は準備済み",
   "Resolute does not know something in this call: no capture, or some blocks run eager": "この呼び出しに Resolute の知らないものがあります：キャプチャなし、または一部のブロックは eager で動きます",

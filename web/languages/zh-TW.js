@@ -88,6 +88,7 @@ export default {
   " and ": "，並且",
   " or ": "或",
   "{size} instead of {wanted}, because it is ready": "以 {size} 取代 {wanted}，因為它已就緒",
+  "{size} instead of {wanted}: multiples of {multiple}": "以 {size} 取代 {wanted}：{multiple} 的倍數",
   "{size}: no size of this aspect ratio is ready": "{size}：沒有此寬高比的就緒尺寸",
   "{size} is ready": "{size} 已就緒",
   "Resolute does not know something in this call: no capture, or some blocks run eager": "此呼叫中有 Resolute 不認識的內容：不擷取，或部分區塊以 eager 方式執行",

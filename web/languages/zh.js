@@ -88,6 +88,7 @@ export default {
   " and ": "，并且",
   " or ": "或",
   "{size} instead of {wanted}, because it is ready": "使用 {size} 代替 {wanted}，因为它已就绪",
+  "{size} instead of {wanted}: multiples of {multiple}": "使用 {size} 代替 {wanted}：{multiple} 的倍数",
   "{size}: no size of this aspect ratio is ready": "{size}：没有此宽高比的就绪尺寸",
   "{size} is ready": "{size} 已就绪",
   "Resolute does not know something in this call: no capture, or some blocks run eager": "此调用中有 Resolute 不认识的内容：不捕获，或部分块以 eager 方式运行",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.errors import UserError, excerpt
-from ....compile_cache.sizes import CUSTOM, MULTIPLES, Size, resolve_size
+from ....compile_cache.sizes import CUSTOM, EXACT, MULTIPLES, NEAREST_VALID, Size, resolve_size
 
 _HOW_TO_EXPORT = "In ComfyUI choose File, Export (API), and use that file."
 _SIZE_INPUTS = ("width", "height", "batch_size")
@@ -89,10 +89,12 @@ def _resolution(node: Node) -> Size | None:
     preset, width, height = node.inputs.get("preset", CUSTOM), node.inputs.get("width"), node.inputs.get("height")
     if node.links or not (isinstance(preset, str) and isinstance(width, int) and isinstance(height, int)):
         return None
-    if node.inputs.get("use", "exact") != "exact":
+    use = node.inputs.get("use", NEAREST_VALID)
+    if use not in (NEAREST_VALID, EXACT):
         return None
     try:
-        return resolve_size(preset, width, height, str(node.inputs.get("multiple", MULTIPLES[0])))
+        multiple = str(node.inputs.get("multiple", MULTIPLES[0]))
+        return resolve_size(preset, width, height, multiple, snaps=use != EXACT)
     except ValueError:
         return None
 

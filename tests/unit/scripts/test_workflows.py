@@ -25,7 +25,7 @@ def nodes_of(prompt: Json, class_type: str) -> list[str]:
 def size_of(resolution: Json) -> sizes.Size:
     """The size that a Resolution node outputs."""
     inputs = dict(resolution["inputs"])
-    assert inputs.pop("use") == "exact"
+    assert inputs.pop("use") == "nearest valid"
     return sizes.resolve_size(**inputs)
 
 
