@@ -182,19 +182,25 @@ def test_the_panel_works_in_light_colours_and_a_narrow_window(page: FrontEnd, sc
 
 @pytest.mark.parametrize("vue", [False, True], ids=["classic", "nodes2"])
 def test_a_wrong_size_is_said_on_the_node_and_in_a_message(page: FrontEnd, screenshots: Path, vue: bool) -> None:
-    size = node("ResoluteResolution", preset="custom", width=1001, height=700, multiple="8", use="exact")
+    size = node("ResoluteResolution", preset="custom", width=1000, height=700, multiple="64", use="exact")
     picture = node("EmptyImage", width=["1", 0], height=["1", 1], batch_size=1, color=0)
     page.load_prompt({"1": size, "2": picture, "3": node("PreviewImage", images=["2", 0])})
     page.renderer(vue)
     page.queue()
     end = page.wait()
-    sentence = "Size 1001x700: width and height must be multiples of 8 between 64 and 8192. The nearest valid size is "
+    # The front end rounds 700 to the step of the widget.
+    sentence = "Size 1000x704: width and height must be multiples of 64 between 64 and 8192. The nearest valid size is "
     assert end["detail"]["exception_message"].startswith(sentence)
     assert any(text.startswith(sentence) for text in page.texts().values())
     message = f"() => document.querySelector('[data-testid=error-overlay]')?.innerText.includes({sentence!r})"
     page.page.wait_for_function(message)
     page.page.screenshot(path=screenshots / f"wrong-size{'-nodes2' if vue else ''}.png")
     assert page.cut_texts() == []
+    page.widgets({"ResoluteResolution.use": "nearest valid"})
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    assert "1024x704 instead of 1000x704: multiples of 64" in page.texts().values()
+    page.page.screenshot(path=screenshots / f"nearest-size{'-nodes2' if vue else ''}.png")
 
 
 def test_an_error_repeats_little_of_a_long_input(page: FrontEnd) -> None:
