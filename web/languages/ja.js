@@ -178,6 +178,7 @@ export default {
   "  weights: {format}": "  重み：{format}",
   "{seconds}, {ratio}x stock": "{seconds}、標準の {ratio} 倍速",
   "{seconds}, no clear difference from stock ({stock})": "{seconds}、標準（{stock}）との明確な差はありません",
+  "{result}; stock {stock}, measured on {date}": "{result}；元の ComfyUI は {stock}、{date} に計測",
   "{batch} images of {size} with {channels} channels": "{size}、{channels} チャンネルの画像 {batch} 枚",
   "{images}, A against B": "{images}、A と B の比較",
   "Heat map: black is no error, pale yellow is {brightest} of 255.": "ヒートマップ：黒は差なし、淡い黄色は {brightest} / 255。",

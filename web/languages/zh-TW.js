@@ -178,6 +178,7 @@ export default {
   "  weights: {format}": "  權重：{format}",
   "{seconds}, {ratio}x stock": "{seconds}，是原版的 {ratio} 倍速",
   "{seconds}, no clear difference from stock ({stock})": "{seconds}，與原版（{stock}）沒有明顯差異",
+  "{result}; stock {stock}, measured on {date}": "{result}；原版 {stock}，測量於 {date}",
   "{batch} images of {size} with {channels} channels": "{batch} 張 {size} 圖片，{channels} 個色版",
   "{images}, A against B": "{images}，A 與 B 比較",
   "Heat map: black is no error, pale yellow is {brightest} of 255.": "熱力圖：黑色為無誤差，淺黃色為 {brightest} / 255。",

@@ -178,6 +178,7 @@ export default {
   "  weights: {format}": "  权重：{format}",
   "{seconds}, {ratio}x stock": "{seconds}，是原版的 {ratio} 倍速",
   "{seconds}, no clear difference from stock ({stock})": "{seconds}，与原版（{stock}）没有明显差异",
+  "{result}; stock {stock}, measured on {date}": "{result}；原版 {stock}，测量于 {date}",
   "{batch} images of {size} with {channels} channels": "{batch} 张 {size} 图像，{channels} 个通道",
   "{images}, A against B": "{images}，A 与 B 比较",
   "Heat map: black is no error, pale yellow is {brightest} of 255.": "热力图：黑色为无误差，浅黄色为 {brightest} / 255。",

@@ -86,8 +86,8 @@ class SessionLog:
         self._begun = None
         if self._shape or why_no_calls:
             stock_measurements.count(run)
-            measured = stock_measurements.of(run.structure, run.size)
-            said = [rows.status(run, measured.result() if measured is not None else None)]
+            measured = stock_measurements.of(run)
+            said = [rows.status(run, measured.on_node() if measured is not None else None)]
             if run.advice:
                 logger.info("Resolute: %s", run.advice)
                 said.append(run.advice)
@@ -99,14 +99,14 @@ class SessionLog:
             control.end()
 
     def _run(self, changes: dict[str, Any], why_no_calls: str) -> Run:
-        shape = self._shape or (0, 0)
+        shape, is_warm_up = self._shape or (0, 0), runs.are_of_a_warm_up()
         return Run(
             model=self._label,
             role=self._role.value,
             width=shape[-1] * self._cell,
             height=shape[-2] * self._cell,
             batch=self._batch,
-            steps=self._steps,
+            steps=0 if is_warm_up else self._steps,  # it runs few of those that its schedule has
             started=self._started,
             seconds=time.perf_counter() - self._clock,
             **changes,
@@ -117,7 +117,7 @@ class SessionLog:
             why_no_calls=why_no_calls,
             cell=self._cell,
             file=self._file,
-            is_warm_up=runs.are_of_a_warm_up(),
+            is_warm_up=is_warm_up,
             why_eager=self._why_eager,
             **self._facts(),
         )

@@ -6,6 +6,7 @@ Measure, which writes no file; they are compared when the front end sends the se
 
 from __future__ import annotations
 
+import datetime
 import functools
 import math
 import statistics
@@ -35,7 +36,8 @@ class Measurement:
     """structure: of the model, as in `GET /resolute/runs`. size: pixels and batch, for people. device: its name.
     seconds, stock_seconds: of sampling and decode, medians over `prompts` prompts of each. spread: seconds between the
     quartiles of the arm that varied more; 0 if one prompt of each was measured. difference: the largest of the
-    pictures, in levels of 255; None if there was no picture. Raises ValueError for a time of 0.
+    pictures, in levels of 255; None if there was no picture. file: of the model. date: "2026-11-27". Raises ValueError
+    for a time of 0.
     """
 
     model: str
@@ -48,6 +50,8 @@ class Measurement:
     difference: float | None
     spread: float = 0.0
     prompts: int = 1
+    file: str = ""
+    date: str = ""
 
     def __post_init__(self) -> None:
         if not self.seconds:
@@ -76,6 +80,11 @@ class Measurement:
         else:
             picture = Text("another picture (largest difference {levels} of 255)", levels=levels)
         return Text.joined(", ", [text, picture])
+
+    def on_node(self) -> Text:
+        """`result`, below a prompt that was not measured itself."""
+        stock = time_text(self.stock_seconds)
+        return Text("{result}; stock {stock}, measured on {date}", result=self.result(), stock=stock, date=self.date)
 
     def plain(self) -> dict[str, Any]:
         """As JSON, with a `text` for people and its `words`."""
@@ -128,6 +137,8 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
         difference=_difference(*pair),
         spread=max(_spread(seconds), _spread(stock)),
         prompts=min(len(seconds), len(stock)),
+        file=run["file"],
+        date=str(datetime.date.today()),
     )
     _kept().set(found.device, (found.structure, found.size), found)
     return found
@@ -161,9 +172,11 @@ def _difference(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | 
     return float((ours[0].int() - stock[0].int()).abs().max())
 
 
-def of(structure: str, size: str) -> Measurement | None:
-    """The measurement of a model and a size on this device, if there is one."""
-    return _kept().get(runtime.device_name(), (structure, size)) if structure else None
+def of(run: Run) -> Measurement | None:
+    """The measurement on this device of such runs, if there is one: of the same file, size and number of steps."""
+    found = _kept().get(runtime.device_name(), (run.structure, run.size)) if run.structure else None
+    is_same = found is not None and (found.file, found.steps) == (run.file, run.steps)
+    return found if is_same else None
 
 
 def here() -> list[dict[str, Any]]:
@@ -175,7 +188,7 @@ def count(run: Run) -> None:
     """Add what a run saved against stock to `saved_seconds`, if its model and size were measured."""
     global _saved_seconds
     is_sampling = run.role in {role.value for role in WHOLE_DIFFUSION_MODEL}
-    found = of(run.structure, run.size) if is_sampling and not run.stopped else None
+    found = of(run) if is_sampling and not (run.stopped or run.is_warm_up) else None
     if found is not None:
         _saved_seconds += (run.seconds - run.waited) * (found.ratio - 1) - run.waited
 

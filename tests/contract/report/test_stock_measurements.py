@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 PICTURE = torch.linspace(0, 1, 48).reshape(1, 4, 4, 3)
 RUN: dict[str, Any] = {
     "model": "SDXL", "structure": "abc", "size": "1024x1024", "steps": 20, "role": "unet", "seconds": 1.0,
-    "prompt_id": "p", "counts": {"replays": 20, "graph_calls": 0}, "reasons": [],
+    "file": "sdxl.safetensors", "prompt_id": "p", "counts": {"replays": 20, "graph_calls": 0}, "reasons": [],
     "lines": ["nothing compiled, 50 ms/step"],
 }  # fmt: skip
 
@@ -52,10 +53,13 @@ def test_the_result_says_seconds_ratio_and_difference(measured: ModuleType) -> N
     measured.keep_picture("1", "off", (PICTURE + 1 / 255).clamp(0, 1))
     found = measured.finish(body())
     assert found.result() == "1.1 s, 2.9x stock, same picture (largest difference 1 of 255)"
-    assert measured.of("abc", "1024x1024") == found
-    assert (measured.of("abc", "512x512"), measured.of("other", "1024x1024"), measured.of("", "1024x1024")) == (
-        None,
-    ) * 3
+    summary = adapter_run(measured)
+    assert measured.of(summary()) == found
+    others = ({"size": "512x512"}, {"structure": "other"}, {"structure": ""}, {"steps": 4}, {"file": "another file"})
+    assert [measured.of(summary(**other)) for other in others] == [None] * 5
+    shown = re.fullmatch(r"(.*); stock 3\.2 s, measured on (\d{4}-\d\d-\d\d)", found.on_node())
+    assert shown is not None
+    assert shown[1] == found.result()
     assert [each["text"] for each in measured.here()] == [f"1024x1024: {found.result()}"]
 
 
@@ -85,9 +89,9 @@ def test_they_are_kept_over_a_restart_for_their_device(
 ) -> None:
     found = measured.finish(body())
     restart(measured)
-    assert measured.of("abc", "1024x1024") == found
+    assert measured.of(adapter_run(measured)()) == found
     monkeypatch.setattr(measured.runtime, "device_name", lambda: "cpu")
-    assert (measured.of("abc", "1024x1024"), measured.here()) == (None, [])
+    assert (measured.of(adapter_run(measured)()), measured.here()) == (None, [])
     path = file_of_measurements(tmp_path)
     kept = json.loads(path.read_text("utf-8"))
     ((key, value),) = kept["entries"]
@@ -95,7 +99,7 @@ def test_they_are_kept_over_a_restart_for_their_device(
     path.write_text(json.dumps({**kept, "entries": [[key, earlier]]}), "utf-8")
     restart(measured)
     monkeypatch.setattr(measured.runtime, "device_name", lambda: "NVIDIA H200")
-    assert measured.of("abc", "1024x1024") == found, "a file from before these two were measured"
+    assert measured.of(adapter_run(measured)()) == found, "a file from before these two were measured"
 
 
 @pytest.mark.parametrize(
@@ -179,17 +183,19 @@ def test_what_was_saved_counts_runs_that_were_measured_and_their_waits(measured:
     assert measured.saved_seconds() == pytest.approx(2.0 * 2 - 0.5)
     measured.count(summary(stopped=True))
     measured.count(summary(role="vae_decode"))
+    measured.count(summary(is_warm_up=True, waited=0.9))
     assert measured.saved_seconds() == pytest.approx(3.5)
 
 
 def adapter_run(measured: ModuleType) -> Callable[..., Any]:
-    usual: dict[str, Any] = {"seconds": 1.0, "waited": 0.0, "role": "unet", "stopped": False}
+    usual: dict[str, Any] = {
+        "model": "SDXL", "structure": "abc", "file": "sdxl.safetensors", "role": "unet", "batch": 1, "steps": 20,
+        "started": 0.0, "seconds": 1.0, "waited": 0.0, "counts": {}, "cell": 8, "stopped": False,
+    }  # fmt: skip
 
     def make(size: str = "1024x1024", **changes: Any) -> Any:
-        run = measured.Run(
-            model="SDXL", width=1024, height=1024, batch=1, steps=20, started=0.0, counts={}, cell=8, structure="abc",
-            **{**usual, **changes},
-        )  # fmt: skip
+        width, height = map(int, size.split("x"))
+        run = measured.Run(**{**usual, "width": width, "height": height, **changes})
         assert run.size == size
         return run
 
