@@ -66,12 +66,7 @@ class Measurement:
 
     def result(self) -> Text:
         """As the node shows it after the size: "1.10 s, 2.9x stock, same picture (largest difference 1 of 255)"."""
-        seconds = time_text(self.seconds)
-        if self.ratio == 1.0:
-            stock = time_text(self.stock_seconds)
-            text = Text("{seconds}, no clear difference from stock ({stock})", seconds=seconds, stock=stock)
-        else:
-            text = Text("{seconds}, {ratio}x stock", seconds=seconds, ratio=f"{self.ratio:.1f}")
+        text = self._seconds()
         if self.difference is None:
             return text
         levels = f"{self.difference:.0f}"
@@ -81,10 +76,19 @@ class Measurement:
             picture = Text("another picture (largest difference {levels} of 255)", levels=levels)
         return Text.joined(", ", [text, picture])
 
-    def on_node(self) -> Text:
-        """`result`, below a prompt that was not measured itself."""
+    def _seconds(self) -> Text:
+        seconds = time_text(self.seconds)
+        if self.ratio != 1.0:
+            return Text("{seconds}, {ratio}x stock", seconds=seconds, ratio=f"{self.ratio:.1f}")
         stock = time_text(self.stock_seconds)
-        return Text("{result}; stock {stock}, measured on {date}", result=self.result(), stock=stock, date=self.date)
+        return Text("{seconds}, no clear difference from stock ({stock})", seconds=seconds, stock=stock)
+
+    def on_node(self) -> Text:
+        """Its seconds, below a prompt that was not measured itself: "1.1 s, 2.9x stock (3.2 s), measured on ..."."""
+        figure = self._seconds()
+        if self.ratio != 1.0:
+            figure = Text("{figure} ({stock})", figure=figure, stock=time_text(self.stock_seconds))
+        return Text("{figure}, measured on {date}", figure=figure, date=self.date)
 
     def plain(self) -> dict[str, Any]:
         """As JSON, with a `text` for people and its `words`."""
