@@ -70,11 +70,12 @@ class ResoluteResolution(io.ComfyNode):
     def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = NEAREST_VALID) -> io.NodeOutput:
         """Raises ValueError if a side is not a multiple of `multiple` and the size has to be exact."""
         size = sizes.resolve_size(preset, width, height, multiple, snaps=use != EXACT)
-        text = sizes.explain_snap(sizes.asked_size(preset, width, height), size, multiple)
+        asked = sizes.asked_size(preset, width, height)
+        text = sizes.explain_snap(asked, size, multiple)
         if use == NEAREST_READY:
             ready = [sizes.Size(*size) for size in cache_report.ready_sizes()]
             found = sizes.nearest_ready(size, ready, multiple)
-            text = sizes.explain_choice(size, found)
+            text = sizes.explain_choice(asked, found) if found or size == asked else text
             size = found or size
         return io.NodeOutput(size.width, size.height, ui=on_node(text))
 

@@ -98,8 +98,11 @@ class Call:
 
     @property
     def is_timed(self) -> bool:
-        """It counts in its comparison: not if something else makes the call run eagerly."""
-        return (self.is_compared or self.is_behind) and self.forward_bypass is None
+        """It counts in its comparison: not if something else makes the call run eagerly, nor, if it is compared as it
+        comes, where it does more than its key says.
+        """
+        comes = self.is_behind and self.capture_blocker is None
+        return (self.is_compared or comes) and self.forward_bypass is None
 
 
 class Graph(Protocol):

@@ -18,7 +18,7 @@ from ..captures.attempts import NOT_RESIDENT, CaptureAttempts
 from ..captures.captures import Captures, Entry, Reach, capture_key, free_bytes
 from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
-from ..errors import BypassReason
+from ..errors import BypassCode, BypassReason
 from ..keys import CaptureKey
 from ..stats import Stats
 from ..store.shape_history import ShapeHistory
@@ -75,7 +75,7 @@ class GraphCache:
         runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
         timed = capture_key(program, call) if call.is_timed else None
-        with self._lock, self.whole_calls.timed(timed, call.is_compared):
+        with self._lock, self.whole_calls.timed(timed, call.is_compared, program.waits):
             begun = self._begin(program, call)
             if recheck is not None and (call_now := recheck()) is not call:
                 begun = self._begin(program, call_now)
@@ -128,9 +128,9 @@ class GraphCache:
 
     def _finish(self, program: Program, begun: _Begun) -> Any:
         """Do what was decided, and count it."""
-        call, key, action = begun.call, begun.key, begun.action
-        if begun.reason is not None:
-            self._attempts.count(begun.reason)
+        call, key, action, reason = begun.call, begun.key, begun.action, begun.reason
+        if reason is not None:
+            self._attempts.count(reason)
         if begun.failure is not None:
             return self._answer_failed_replay(call, key, begun.failure)
         if action is Action.REPLAY:
@@ -140,7 +140,8 @@ class GraphCache:
             return begun.output
         difference = self._record_signature(program, key)
         with ExitStack() as held:
-            is_short = action is Action.EAGER or begun.reason is NOT_RESIDENT
+            is_left_alone = reason is not None and reason.code is BypassCode.NOT_FASTER and not call.is_compared
+            is_short = reason is NOT_RESIDENT or (action is Action.EAGER and not is_left_alone)
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._attempts.count(NOT_RESIDENT)
@@ -202,8 +203,7 @@ class GraphCache:
 
     def _record_signature(self, program: Program, key: CaptureKey) -> str | None:
         """Name the difference from the nearest signature seen before, as an event too; None if it was seen before."""
-        # Without captures nothing depends on the weights' addresses.
-        exact = key if program.capabilities.captures else replace(key, epoch=0)
+        exact = key if program.capabilities.captures else replace(key, epoch=0)  # without, no weight's address counts
         difference = self._seen.add(key.owner, exact, exact.components())
         if difference == FIRST:
             difference = explain_first(self.shapes.of_model(key.graph.model), key.torch_flags)

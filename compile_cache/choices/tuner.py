@@ -24,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T", bound="Trial")
 
-FORMAT = 5  # 5: comparisons of calls by graph
+FORMAT = 4  # 4: (key, value) of each entry in the form of `codec.plain`
 _MOST = 1024  # entries
 
 

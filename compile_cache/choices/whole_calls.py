@@ -32,10 +32,13 @@ from .tuner import Trial, Tuner
 
 logger = logging.getLogger(__name__)
 
-# That count, for each way, the fastest. A first one may load kernels, and another program may have kept the GPU busy.
-_RUNS_IN_TURN, _RUNS_AS_THEY_COME = 2, 4
+# So many are timed, and the fastest of a way counts: a first one may load kernels, and another program may keep the GPU
+# busy. Those that come cost nothing, and more of them are further apart in time.
+_RUNS_IN_TURN = 2
+_LEAST_ORIGINALS, _MOST_ORIGINALS, _COMPILED = 4, 16, 12
+_VERSION = "2"  # of what is kept
 _MOST_LOSS = 1.02  # of the original's seconds: a call that is compared as it comes stays compiled up to that
-_MOST_RUNS = 3  # that wait for the device
+_MOST_RUNS = 16  # that wait for the device
 _WAITED = 0.02  # a call of which a larger share went to compiling, loading or capturing is not timed
 
 _BEING_COMPARED = BypassReason(
@@ -59,12 +62,18 @@ class Size:
     role: str
     in_turn: bool
 
-    def lacks(self, trial: Trial, way: str) -> bool:
-        """More runs of a way are to be timed."""
-        return trial.runs.get(way, 0) < (_RUNS_IN_TURN if self.in_turn else _RUNS_AS_THEY_COME)
+    def takes(self, trial: Trial, way: str) -> bool:
+        """One more run of a way counts. Compiled ones that come count where they can be compared."""
+        runs = trial.runs.get(way, 0)
+        if self.in_turn:
+            return runs < _RUNS_IN_TURN
+        return runs < _MOST_ORIGINALS if way == ORIGINAL else self.has_originals(trial) and runs < _COMPILED
+
+    def has_originals(self, trial: Trial) -> bool:
+        return trial.runs.get(ORIGINAL, 0) >= (_RUNS_IN_TURN if self.in_turn else _LEAST_ORIGINALS)
 
     def is_settled(self, trial: Trial) -> bool:
-        return not any(self.lacks(trial, way) for way in (COMPILED, ORIGINAL))
+        return self.has_originals(trial) and not self.takes(trial, COMPILED)
 
     def runs_original(self, trial: Trial) -> bool:
         """The next call runs eager. In turn, compiled ones are timed first, and have to be faster."""
@@ -99,7 +108,7 @@ class WholeCalls:
         """
         self._stats, self._stopwatch = stats, stopwatch
         self._tuner = Tuner[Size, Trial](
-            "comparisons of compiled calls", Size, Trial, folder, lambda device: (*machine_of(device), source)
+            "comparisons of compiled calls", Size, Trial, folder, lambda device: (*machine_of(device), source, _VERSION)
         )
         self._settled: dict[str, dict[str, Size]] = {}  # by device and size class: the size that decides
         self._without_memory: set[tuple[str, str]] = set()  # devices and size classes whose original found too little
@@ -125,8 +134,9 @@ class WholeCalls:
         return None if trial is None else (decides, trial)
 
     @contextmanager
-    def timed(self, key: CaptureKey | None, in_turn: bool) -> Iterator[None]:
-        """A call runs inside, by what `reason` says. key: None for a call that is not compared.
+    def timed(self, key: CaptureKey | None, in_turn: bool, waits: bool) -> Iterator[None]:
+        """A call runs inside, by what `reason` says. key: None for a call that is not compared. waits: its module's
+        latest call ran originals whose code was coming.
 
         Where the original finds too little memory, calls of its size class run compiled from then on.
         """
@@ -138,8 +148,9 @@ class WholeCalls:
         size = _size_of(key, in_turn)
         known = self._known(key.device, size)
         is_original = self._reason(key.device, size) is not None
-        is_settled = known is not None and known[0].is_settled(known[1])
-        watch = None if is_settled else self._stopwatch(torch.device(key.device))
+        size_known, trial = known or (size, Trial())
+        counts = in_turn or waits or size_known.has_originals(trial)
+        watch = self._stopwatch(torch.device(key.device)) if counts and not size_known.is_settled(trial) else None
         before = self._counted()
         try:
             yield
@@ -152,30 +163,33 @@ class WholeCalls:
         watch.stop()
         waited, *risen = [now - then for now, then in zip(self._counted(), before, strict=True)]
         way = ORIGINAL if is_original else _way_of(risen, in_turn)
-        if way and (known is None or size.lacks(known[1], way)):
+        if way and size.takes(trial, way):
             self._runs.append(_Run(key.device, size, way, watch, waited))
 
     def _counted(self) -> tuple[float, ...]:
         """What a call may add to: seconds that it waited, and the counters that `_way_of` takes."""
         counters = self._stats.counters
-        streamed = counters.bypasses[BypassCode.STREAMED_WEIGHTS.value]
+        streamed = counters.bypasses[BypassCode.STREAMED_WEIGHTS.value] + counters.streamed_bytes
         waited = self._stats.waiting_seconds()
         return waited, counters.eager_calls, counters.waiting_calls, counters.region_calls, streamed
 
     def _read(self, wait: bool) -> None:
         """Take over the times of the runs that the device has finished. wait: for all."""
-        while self._runs and (seconds := self._runs[0].watch.seconds(wait)) is not None:
-            run = self._runs.popleft()
+        runs = self._runs  # another thread may put an empty one there
+        while runs and (seconds := runs[0].watch.seconds(wait)) is not None:
+            run = runs.popleft()
             if seconds > 0 and 0 not in run.size.shape and run.waited <= _WAITED * seconds:
                 self._take(run, seconds)
 
     def _take(self, run: _Run, seconds: float) -> None:
         trial = self._tuner.get(run.device, run.size) or Trial()
-        if not run.size.lacks(trial, run.way):
+        if not run.size.takes(trial, run.way):
             return
-        trial = trial.with_run(run.way, seconds)
-        self._tuner.set(run.device, run.size, trial)
-        if run.size.is_settled(trial):
+        before, trial = trial, trial.with_run(run.way, seconds)
+        is_settled = run.size.is_settled(trial)
+        is_news = run.size.has_originals(trial) and not run.size.has_originals(before)
+        self._tuner.set(run.device, run.size, trial, save=run.size.in_turn or is_settled or is_news)
+        if is_settled:
             self._settle(run.device, run.size, trial)
 
     def _settle(self, device: str, size: Size, trial: Trial) -> None:
@@ -188,11 +202,19 @@ class WholeCalls:
             logger.info("Resolute: %s", _left_alone(size, trial).detail)
 
     def measure_again(self) -> None:
-        """Compare every call again, whatever this process or an earlier one found. From any thread, between calls."""
-        self._runs.clear()
+        """Compare every call again, whatever this process or an earlier one found. From any thread, between calls.
+
+        Times of originals that came stay: there are no others once the code is there.
+        """
+        self._runs = deque(maxlen=_MOST_RUNS)
         self._settled.clear()
         self._without_memory.clear()
+        known = [(device, size, trial) for device, size, trial in self._tuner if not size.in_turn]
         self._tuner.clear()
+        for device, size, trial in known:
+            if ORIGINAL in trial.runs:
+                originals = {ORIGINAL: trial.seconds[ORIGINAL]}, {ORIGINAL: trial.runs[ORIGINAL]}
+                self._tuner.set(device, size, Trial(*originals))
 
     def report(self) -> list[dict[str, Any]]:
         """Each comparison, as JSON. seconds, original_seconds: for `shape`, 0 before a first run."""

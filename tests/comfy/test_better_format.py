@@ -25,7 +25,8 @@ def convolution() -> torch.nn.Module:
 def better(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The adapter's module, on an RTX 30 with all of core's products."""
     module = core.ours("comfyui.better_format")
-    monkeypatch.setattr(module, "_said", set())
+    monkeypatch.setattr(module, "_said", {})
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CARDS["RTX 30"])
     for name in ("supports_int8_compute", "supports_fp8_compute", "supports_nvfp4_compute"):
         monkeypatch.setattr(f"comfy.model_management.{name}", lambda device: True, raising=False)
@@ -40,13 +41,24 @@ def test_a_card_is_told_the_format_that_it_multiplies(
     better: Any, monkeypatch: pytest.MonkeyPatch, card: str, wanted: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CARDS[card])
-    found = better.advice("flux", matrix(), GPU)
+    found = better.advice("flux", matrix(), GPU, "prompt")
     assert (wanted in found and "docs/formats.md" in found) if wanted else found is None
 
 
-def test_it_is_said_once_for_each_model(better: Any) -> None:
-    assert better.advice("flux", matrix(), GPU) and better.advice("wan", matrix(), GPU)
-    assert better.advice("flux", matrix(), GPU) is None
+def test_it_is_said_in_one_prompt_for_each_model(better: Any) -> None:
+    assert better.advice("flux", matrix(), GPU, "one") and better.advice("wan", matrix(), GPU, "two")
+    assert better.advice("flux", matrix(), GPU, "one"), "by each sampler of that prompt"
+    assert better.advice("flux", matrix(), GPU, "two") is None
+
+
+@pytest.mark.parametrize(("card", "wanted"), [("RTX 30", None), ("RTX 40", "fp8"), ("RTX 50", None)])
+def test_without_a_torch_for_cuda_13_only_fp8_is_fast(
+    better: Any, monkeypatch: pytest.MonkeyPatch, card: str, wanted: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CARDS[card])
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    found = better.advice("flux", matrix(), GPU, "prompt")
+    assert found is None if wanted is None else wanted in found
 
 
 @pytest.mark.parametrize(
@@ -60,16 +72,16 @@ def test_it_is_said_once_for_each_model(better: Any) -> None:
     ids=["small", "fp8", "float32", "with convolutions"],
 )
 def test_a_model_without_such_files_is_told_nothing(better: Any, model: torch.nn.Module) -> None:
-    assert better.advice("model", model, GPU) is None
+    assert better.advice("model", model, GPU, "prompt") is None
 
 
 def test_a_core_without_the_product_and_a_cpu_are_told_nothing(
     core: SimpleNamespace, better: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert better.advice("one", matrix(), torch.device("cpu")) is None
+    assert better.advice("one", matrix(), torch.device("cpu"), "prompt") is None
     monkeypatch.setattr("comfy.model_management.supports_int8_compute", lambda device: False)
-    assert better.advice("two", matrix(), GPU) is None
+    assert better.advice("two", matrix(), GPU, "prompt") is None
     monkeypatch.delattr("comfy.model_management.supports_int8_compute")
-    assert better.advice("three", matrix(), GPU), "a core that does not ask computes it on every card"
+    assert better.advice("three", matrix(), GPU, "prompt"), "a core that does not ask computes it on every card"
     monkeypatch.setattr(core.ours("comfyui.quantization"), "_algorithms", dict)
-    assert better.advice("four", matrix(), GPU) is None
+    assert better.advice("four", matrix(), GPU, "prompt") is None

@@ -21,16 +21,15 @@ _WIDE = (torch.bfloat16, torch.float16)
 _LEAST_NUMBERS = 10**9  # of weights: smaller models have no such files
 _LEAST_SHARE = 0.9  # of the numbers in matrices: models with convolutions (SDXL) have none either
 
-_said: set[str] = set()  # models
+_said: dict[str, str] = {}  # in which prompt, by model
 
 
-def advice(model: str, module: torch.nn.Module, device: torch.device) -> Text | None:
-    """The line, the first time that it is asked for of a model; None if the file is in the best format, or nothing is
-    known. model: its fingerprint.
+def advice(model: str, module: torch.nn.Module, device: torch.device, prompt: str) -> Text | None:
+    """The line, in the first prompt that asks for it of a model; None if the file is in the best format, or nothing is
+    known. model: its fingerprint. prompt: the id of the one that runs.
     """
-    if model in _said:
+    if _said.setdefault(model, prompt) != prompt:  # two samplers of one prompt show the same
         return None
-    _said.add(model)
     faster = _FASTER.get(torch.cuda.get_device_capability(device)) if is_nvidia(device) else None
     if faster is None or not has_products(faster[0], device) or not _is_wide(module):
         return None

@@ -88,8 +88,11 @@ def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device)
 
 
 def has_products(name: str, device: torch.device) -> bool:
-    """Core multiplies weights in its format `name` as they are on the device."""
+    """Core multiplies weights in its format `name` as they are, by a fast kernel. That for fp8 is torch's own."""
     supports: Any = getattr(comfy.model_management, _ASKED[name], None)
+    cuda = int((torch.version.cuda or "0").partition(".")[0])
+    if not name.startswith("float8") and cuda < _CUDA_OF_KERNELS:
+        return False
     return name in _algorithms() and (supports is None or bool(supports(device)))
 
 

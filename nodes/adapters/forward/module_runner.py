@@ -88,10 +88,10 @@ class ModuleRunner:
         }
 
     def _advice(self, module: torch.nn.Module) -> Text | None:
-        """Which format of the model's file would be faster on this card; None but for its first run."""
-        if self._role is not Role.UNET or not runtime.cache().config.advises:
+        """Which format of the model's file would be faster on this card; None but for its first prompt."""
+        if self._role is not Role.UNET or not runtime.cache().config.advises or runs.are_of_a_warm_up():
             return None
-        return better_format.advice(runtime.fingerprint_of(module), module, runtime.device())
+        return better_format.advice(runtime.fingerprint_of(module), module, runtime.device(), runs.prompt_now())
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
         """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.

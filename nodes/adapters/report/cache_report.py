@@ -21,7 +21,7 @@ def report() -> dict[str, Any]:
     compiled module, how many of its regions are compiled, its blocks by how they were recognised, the names of blocks
     that the user left out, and what computes its quantized weights. store: regions kept on disk, and their bytes.
     models: for each remembered model and shape, whether it is ready in memory or on disk. attention: the kernel of each
-    shape that was measured. whole_calls: decodes and encodes, with their seconds compiled and eager. device: see
+    shape that was measured. whole_calls: calls that were compared, with their seconds compiled and eager. device: see
     `_device`. measurements: what *Measure against stock* found on this device. saved_seconds: what that saved since the
     start.
     """

@@ -47,6 +47,11 @@ def are_of_a_warm_up() -> bool:
     return get_progress_state().prompt_id == _warm_up_prompt
 
 
+def prompt_now() -> str:
+    """The id of the prompt that runs."""
+    return str(get_progress_state().prompt_id)
+
+
 def of_this_prompt() -> list[dict[str, Any]]:
     """The runs of the prompt that runs now, oldest first, as `latest` has them."""
     return [run for run in _runs if run["prompt_id"] == get_progress_state().prompt_id]

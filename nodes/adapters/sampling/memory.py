@@ -30,7 +30,7 @@ def free_graphs() -> int:
 
 
 def _free_by_hand() -> int:
-    """The button. The GPU may have been busy with something else while decodes were compared. The node is in each
+    """The button. The GPU may have been busy with something else while calls were compared. The node is in each
     prompt, so it leaves what they found.
     """
     runtime.cache().whole_calls.measure_again()

@@ -14,7 +14,9 @@ from compile_cache.calls.cache import GraphCache
 from compile_cache.captures.attempts import NOT_RESIDENT
 from compile_cache.choices.stopwatch import stopwatch_on
 from compile_cache.config import CacheConfig
+from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+from compile_cache.weights import Weights
 
 from ..fakes import GRADIENT, FakeGraph, FakeProgram, Module, expect, oom
 
@@ -75,6 +77,17 @@ class Program(FakeProgram):
             return call.invoke(call.tensors)
         self.device.run("compiled", call.tensors[0].numel())
         return call.tensors[0] * 2
+
+
+class FakeWeights(Weights):
+    """Counts how often it was pinned."""
+
+    def __init__(self) -> None:
+        self.pins = 0
+
+    def pin(self) -> bool:
+        self.pins += 1
+        return True
 
 
 class Rig:
@@ -338,14 +351,19 @@ def test_nothing_is_compared_on_a_cpu() -> None:
 
 
 AS_IT_COMES = {"is_compared": False, "is_behind": True}
-STEPS = 4  # of each way, before it is known
+ORIGINALS, STEPS = 4, 12  # of originals, and then of compiled code, before it is known
 
 
-def prompts_behind(rig: Rig, count: int = STEPS, **changes: Any) -> None:
-    """So many calls run originals while their code is compiled, and then so many run it."""
-    for lacks in (True, False):
-        rig.program.lacks = lacks
-        assert {rig.run(**AS_IT_COMES, **changes) for _ in range(count)} == {"original" if lacks else "compiled"}
+def steps_of(rig: Rig, way: str, count: int, **changes: Any) -> list[str]:
+    """So many steps. way: "original" while the code is coming."""
+    rig.program.lacks = way == "original"
+    return [rig.run(**AS_IT_COMES, **changes) for _ in range(count)]
+
+
+def prompts_behind(rig: Rig, **changes: Any) -> None:
+    """Steps run originals while their code is compiled, and then as many run it as are timed."""
+    assert set(steps_of(rig, "original", ORIGINALS, **changes)) == {"original"}
+    assert set(steps_of(rig, "compiled", STEPS, **changes)) == {"compiled"}
     rig.cache.run(FakeProgram(owner=9), Module().call())
 
 
@@ -353,41 +371,48 @@ def prompts_behind(rig: Rig, count: int = STEPS, **changes: Any) -> None:
 def test_steps_are_compared_as_they_come_and_stay_compiled_unless_they_lose(compiled: float, way: str) -> None:
     rig = Rig(compiled, 1.0)
     prompts_behind(rig)
-    assert [rig.run(**AS_IT_COMES) for _ in range(3)] == [way] * 3
+    assert steps_of(rig, "compiled", 3) == [way] * 3
     (found,) = rig.cache.whole_calls.report()
     assert (found["is_settled"], found["is_left_alone"]) == (True, way == "original")
 
 
 def test_no_step_runs_its_original_only_to_be_measured() -> None:
     rig = Rig(2.0, 1.0)
-    rig.program.lacks = True
-    rig.run(**AS_IT_COMES)
-    rig.program.lacks = False
-    assert [rig.run(**AS_IT_COMES) for _ in range(3 * STEPS)] == ["compiled"] * 3 * STEPS
+    steps_of(rig, "original", ORIGINALS - 1)
+    assert steps_of(rig, "compiled", 3 * STEPS) == ["compiled"] * 3 * STEPS
     (found,) = rig.cache.whole_calls.report()
-    assert not found["is_settled"]
+    assert (found["is_settled"], found["seconds"]) == (False, 0.0)
+
+
+def test_a_size_that_runs_compiled_from_its_first_step_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(2.0, 1.0)
+    rig.cache.whole_calls._stopwatch = lambda device: pytest.fail("nothing to compare it with")
+    assert steps_of(rig, "compiled", 2 * STEPS) == ["compiled"] * 2 * STEPS
+
+
+def test_the_fastest_original_counts_also_a_late_one() -> None:
+    """The first ones come while the model and its kernels are loaded."""
+    rig = Rig(1.2, 9.0)
+    steps_of(rig, "original", ORIGINALS)
+    rig.device.takes["original"] = 1.0
+    steps_of(rig, "original", 2)
+    steps_of(rig, "compiled", STEPS)
+    assert steps_of(rig, "compiled", 1) == ["original"]
 
 
 def test_a_noisy_step_does_not_decide() -> None:
     rig = Rig(9.0, 1.0)  # another program uses the GPU
-    rig.program.lacks = True
-    for _ in range(STEPS):
-        rig.run(**AS_IT_COMES)
-    rig.program.lacks = False
-    for _ in range(STEPS - 1):
-        rig.run(**AS_IT_COMES)
+    steps_of(rig, "original", ORIGINALS)
+    steps_of(rig, "compiled", STEPS - 1)
     rig.device.takes["compiled"] = 0.9
-    assert [rig.run(**AS_IT_COMES) for _ in range(3)] == ["compiled"] * 3
+    assert steps_of(rig, "compiled", 3) == ["compiled"] * 3
 
 
 def test_a_step_that_runs_both_is_no_time_of_either() -> None:
     rig = Rig(9.0, 1.0)
-    rig.program.lacks = True
-    rig.program.before = lambda: setattr(
-        rig.cache.stats.counters, "region_calls", rig.cache.stats.counters.region_calls + 1
-    )
-    for _ in range(STEPS):
-        rig.run(**AS_IT_COMES)
+    counters = rig.cache.stats.counters
+    rig.program.before = lambda: setattr(counters, "region_calls", counters.region_calls + 1)
+    steps_of(rig, "original", 2 * ORIGINALS)
     rig.cache.run(FakeProgram(owner=9), Module().call())
     assert rig.cache.whole_calls.report() == []
 
@@ -397,11 +422,28 @@ def test_no_step_waits_for_the_device() -> None:
     rig.device.is_behind = True
     prompts_behind(rig)
     assert rig.cache.whole_calls.report() == []
-    rig.device.is_behind, rig.program.lacks = False, True
-    for _ in range(STEPS):
-        rig.run(**AS_IT_COMES)
-    rig.program.lacks = False
-    assert [rig.run(**AS_IT_COMES) for _ in range(STEPS)][-1] == "original", "by times that were read later"
+    rig.device.is_behind = False
+    steps_of(rig, "original", ORIGINALS)
+    assert steps_of(rig, "compiled", STEPS + 1)[-1] == "original", "by times that were read later"
+
+
+@pytest.mark.parametrize("behind", [1, 3])
+def test_calls_of_which_the_device_is_some_behind_are_compared(behind: int) -> None:
+    """A ControlNet and a UNet, and the host one step ahead."""
+    rig = Rig(2.0, 1.0)
+    watches: list[Watch] = []
+
+    class Late(Watch):
+        def seconds(self, wait: bool) -> float | None:
+            return super().seconds(wait) if len(watches) - watches.index(self) > behind else None
+
+    def stopwatch(device: torch.device) -> Any:
+        watches.append(Late(rig.device))
+        return watches[-1]
+
+    rig.cache.whole_calls._stopwatch = stopwatch
+    steps_of(rig, "original", ORIGINALS + behind)
+    assert steps_of(rig, "compiled", 2 * STEPS)[-1] == "original"
 
 
 def test_a_step_with_other_inputs_is_compared_with_itself() -> None:
@@ -410,25 +452,56 @@ def test_a_step_with_other_inputs_is_compared_with_itself() -> None:
     tensors = (("latent", TensorSpec(shape, "float32", "cpu")), ("control", TensorSpec((4,), "float32", "cpu")))
     with_control = GraphKey(Signature(tensors), Role.VAE_DECODE, "model" * 8, "fake")
     rig = Rig(1.0, 2.0)
-    rig.program.lacks = True
-    for _ in range(STEPS):
-        rig.run(**AS_IT_COMES)
-    rig.program.lacks, rig.device.fixed = False, 5000
-    assert [rig.run(key=with_control, **AS_IT_COMES) for _ in range(2 * STEPS)] == ["compiled"] * 2 * STEPS
+    steps_of(rig, "original", ORIGINALS)
+    rig.device.fixed = 5000
+    assert steps_of(rig, "compiled", 2 * STEPS, key=with_control) == ["compiled"] * 2 * STEPS
+
+
+def test_a_step_that_does_more_than_its_key_says_is_not_timed() -> None:
+    """Another node patches some blocks, which cost more then."""
+    patched = {"capture_blocker": BypassReason(BypassCode.OBSERVED_INPUT, "another node patches the model")}
+    rig = Rig(0.5, 1.0)
+    steps_of(rig, "original", ORIGINALS)
+    rig.device.takes["compiled"] = 1.3
+    steps_of(rig, "compiled", 2 * STEPS, **patched)
+    rig.device.takes["compiled"] = 0.5
+    assert steps_of(rig, "compiled", 2 * STEPS) == ["compiled"] * 2 * STEPS
 
 
 def test_what_was_measured_behind_the_picture_holds_for_every_start(tmp_path: Path) -> None:
     prompts_behind(Rig(2.0, 1.0, tmp_path))
     assert Rig(2.0, 1.0, tmp_path).run(is_compared=False) == "original", "compiled before the picture"
-    prompts_behind(Rig(0.5, 1.0, tmp_path, source="other code"))
+    assert Rig(2.0, 1.0, tmp_path, source="other code").run(is_compared=False) == "compiled"
+
+
+def test_originals_that_came_are_kept_for_the_next_start_and_for_a_new_comparison(tmp_path: Path) -> None:
+    """Once the code is there, no step runs its original any more."""
+    steps_of(first := Rig(2.0, 1.0, tmp_path), "original", ORIGINALS + 1)
+    assert len(first.cache.whole_calls.report()) == 1
     again = Rig(2.0, 1.0, tmp_path)
-    assert again.run(**AS_IT_COMES) == "original"
+    assert steps_of(again, "compiled", STEPS + 1)[-1] == "original"
     again.cache.whole_calls.measure_again()
-    assert again.run(**AS_IT_COMES) == "compiled"
+    assert steps_of(again, "compiled", STEPS + 1) == ["compiled"] * STEPS + ["original"]
+    again.cache.whole_calls.measure_again()
+    again.device.takes["compiled"] = 0.5
+    assert steps_of(again, "compiled", 2 * STEPS) == ["compiled"] * 2 * STEPS
 
 
-def test_a_step_whose_weights_stream_is_not_timed() -> None:
+@pytest.mark.parametrize("streams", ["by a bypass", "by bytes"])
+def test_a_step_whose_weights_stream_is_not_timed(streams: str) -> None:
     rig = Rig(2.0, 1.0)
-    rig.program.before = lambda: rig.cache.stats.bypass(NOT_RESIDENT)
+    stats = rig.cache.stats
+    rig.program.before = {
+        "by a bypass": lambda: stats.bypass(NOT_RESIDENT),
+        "by bytes": lambda: setattr(stats.counters, "streamed_bytes", stats.counters.streamed_bytes + 1),
+    }[streams]
     prompts_behind(rig)
     assert rig.cache.whole_calls.report() == []
+
+
+def test_a_step_that_is_left_alone_has_its_weights_as_it_had_them_when_it_was_timed() -> None:
+    rig, weights = Rig(2.0, 1.0), FakeWeights()
+    prompts_behind(rig, weights=weights)
+    pins = weights.pins
+    assert steps_of(rig, "compiled", 2, weights=weights) == ["original"] * 2
+    assert weights.pins == pins + 2
