@@ -32,11 +32,11 @@ from .tuner import Trial, Tuner
 
 logger = logging.getLogger(__name__)
 
-# So many are timed, and the fastest of a way counts: a first one may load kernels, and another program may keep the GPU
-# busy. Those that come cost nothing, and more of them are further apart in time.
+# So many runs of a way are timed, and its fastest counts: a first one may load kernels, and another program may keep the
+# GPU busy. Runs that come anyway cost nothing, so more of them count.
 _RUNS_IN_TURN = 2
 _LEAST_ORIGINALS, _MOST_ORIGINALS, _COMPILED = 4, 16, 12
-_VERSION = "2"  # of what is kept
+_VERSION = "2"  # of the form in which comparisons are kept
 _MOST_LOSS = 1.02  # of the original's seconds: a call that is compared as it comes stays compiled up to that
 _MOST_RUNS = 16  # that wait for the device
 _WAITED = 0.02  # a call of which a larger share went to compiling, loading or capturing is not timed
@@ -49,7 +49,8 @@ COMPILED, ORIGINAL = "compiled", "original"
 
 @dataclass(frozen=True)
 class Size:
-    """A key of a comparison. size_class: see `_size_class`. model, role: for people. shape: of the latent.
+    """A key of a comparison. size_class: see `_size_class`. graph: a digest of the key of its calls. model, role: for
+    people. shape: of the latent. in_turn: whether it runs both ways in turn, or is compared as it comes.
 
     Times of two graphs are not compared: a larger latent may take less for each element, and a ControlNet's residuals
     take time too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from ..report import runs
 from ..restart import shape_status
 from .call_description import CallDescription
 
+logger = logging.getLogger(__name__)
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 _MAX_KEYS = 1024
@@ -91,7 +93,11 @@ class ModuleRunner:
         """Which format of the model's file would be faster on this card; None but for its first prompt."""
         if self._role is not Role.UNET or not runtime.cache().config.advises or runs.are_of_a_warm_up():
             return None
-        return better_format.advice(runtime.fingerprint_of(module), module, runtime.device(), runs.prompt_now())
+        try:
+            return better_format.advice(runtime.fingerprint_of(module), module, runtime.device(), runs.prompt_now())
+        except Exception:  # a pack's weights, which have no size: a picture is worth more than a line
+            logger.debug("Resolute: it is not known which format would be faster", exc_info=True)
+            return None
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
         """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.
