@@ -32,8 +32,8 @@ from .tuner import Trial, Tuner
 
 logger = logging.getLogger(__name__)
 
-# So many runs of a way are timed, and its fastest counts: a first one may load kernels, and another program may keep the
-# GPU busy. Runs that come anyway cost nothing, so more of them count.
+# So many runs of a way are timed, and its fastest counts: a first one may load kernels, and another program may keep
+# the GPU busy. Runs that come anyway cost nothing, so more of them count.
 _RUNS_IN_TURN = 2
 _LEAST_ORIGINALS, _MOST_ORIGINALS, _COMPILED = 4, 16, 12
 _VERSION = "2"  # of the form in which comparisons are kept
