@@ -152,7 +152,7 @@ class WholeCalls:
         size_known, trial = known or (size, Trial())
         counts = in_turn or waits or size_known.has_originals(trial)
         watch = self._stopwatch(torch.device(key.device)) if counts and not size_known.is_settled(trial) else None
-        before = self._counted()
+        before = () if watch is None else self._counted()
         try:
             yield
         except Exception as error:
@@ -168,7 +168,7 @@ class WholeCalls:
             self._runs.append(_Run(key.device, size, way, watch, waited))
 
     def _counted(self) -> tuple[float, ...]:
-        """What a call may add to: seconds that it waited, and the counters that `_way_of` takes."""
+        """Read all that a call may add to: the seconds waited, and the counters that `_way_of` takes."""
         counters = self._stats.counters
         streamed = counters.bypasses[BypassCode.STREAMED_WEIGHTS.value] + counters.streamed_bytes
         waited = self._stats.waiting_seconds()

@@ -85,3 +85,25 @@ def test_a_core_without_the_product_and_a_cpu_are_told_nothing(
     assert better.advice("three", matrix(), GPU, "prompt"), "a core that does not ask computes it on every card"
     monkeypatch.setattr(core.ours("comfyui.quantization"), "_algorithms", dict)
     assert better.advice("four", matrix(), GPU, "prompt") is None
+
+
+def test_a_fault_in_it_costs_no_picture_and_it_can_be_switched_off(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = core.ours("forward.module_runner")
+    config = SimpleNamespace(advises=True)
+    monkeypatch.setattr(module.runtime, "cache", lambda: SimpleNamespace(config=config))
+    monkeypatch.setattr(module.runtime, "fingerprint_of", lambda model: "model")
+    monkeypatch.setattr(module.runs, "prompt_now", lambda: "prompt")
+    monkeypatch.setattr(module.runs, "are_of_a_warm_up", lambda: False)
+    runner = SimpleNamespace(_role=module.Role.UNET)
+
+    def fails(*given: Any) -> None:
+        raise TypeError("a weight has no size")
+
+    monkeypatch.setattr(module.better_format, "advice", fails)
+    assert module.ModuleRunner._advice(runner, matrix()) is None
+    monkeypatch.setattr(module.better_format, "advice", lambda *given: "a line")
+    assert module.ModuleRunner._advice(runner, matrix()) == "a line"
+    config.advises = False
+    assert module.ModuleRunner._advice(runner, matrix()) is None

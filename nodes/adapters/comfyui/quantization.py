@@ -90,10 +90,14 @@ def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device)
 def has_products(name: str, device: torch.device) -> bool:
     """Core multiplies weights in its format `name` as they are, by a fast kernel. That for fp8 is torch's own."""
     supports: Any = getattr(comfy.model_management, _ASKED[name], None)
-    cuda = int((torch.version.cuda or "0").partition(".")[0])
-    if not name.startswith("float8") and cuda < _CUDA_OF_KERNELS:
+    if not name.startswith("float8") and _lacks_kernels():
         return False
     return name in _algorithms() and (supports is None or bool(supports(device)))
+
+
+def _lacks_kernels() -> bool:
+    """This torch is for an older CUDA, or for none."""
+    return int((torch.version.cuda or "0").partition(".")[0]) < _CUDA_OF_KERNELS
 
 
 def _without_product(name: str, device: torch.device) -> str:
@@ -107,7 +111,7 @@ def _why(name: str, device: torch.device) -> str:
     supports: Any = getattr(comfy.model_management, asked, None) if asked else None
     if supports is not None and not supports(device):
         cuda = torch.version.cuda
-        if device.type == "cuda" and cuda is not None and int(cuda.partition(".")[0]) < _CUDA_OF_KERNELS:
+        if device.type == "cuda" and cuda is not None and _lacks_kernels():
             return f"the products need a torch for CUDA 13, and this one is for {cuda}"
         return "this device has no such products"
     return (

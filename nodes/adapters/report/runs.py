@@ -20,7 +20,7 @@ _warm_up_prompt: str | None = None  # the prompt whose runs belong to a warm-up
 
 def add(run: Run) -> None:
     """Keep a run that ended."""
-    plain = {**rows.plain(run), "prompt_id": get_progress_state().prompt_id}
+    plain = {**rows.plain(run), "prompt_id": prompt_now()}
     _runs.append(plain)
     broadcast("run", run=plain)
 
@@ -39,22 +39,23 @@ def warming_up() -> Iterator[None]:
 def begin_warm_up() -> None:
     """The prompt that runs is a warm-up, and all its runs are."""
     global _warm_up_prompt
-    _warm_up_prompt = get_progress_state().prompt_id
+    _warm_up_prompt = prompt_now()
 
 
 def are_of_a_warm_up() -> bool:
     """The run that ends now belongs to a warm-up."""
-    return get_progress_state().prompt_id == _warm_up_prompt
+    return prompt_now() == _warm_up_prompt
 
 
 def prompt_now() -> str:
     """The id of the prompt that runs."""
-    return str(get_progress_state().prompt_id)
+    found: str = get_progress_state().prompt_id
+    return found
 
 
 def of_this_prompt() -> list[dict[str, Any]]:
     """The runs of the prompt that runs now, oldest first, as `latest` has them."""
-    return [run for run in _runs if run["prompt_id"] == get_progress_state().prompt_id]
+    return [run for run in _runs if run["prompt_id"] == prompt_now()]
 
 
 def latest() -> list[dict[str, Any]]:
