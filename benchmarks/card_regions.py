@@ -44,7 +44,8 @@ def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
     for model, make in makers.items():
         for site, inputs in make():
             width = "".join(f" {n}" for n, dim in zip(inputs[0].shape, site.dims[0], strict=True) if dim is None)
-            width += f" to {site.module.out_channels}" if site.kind in ("ResBlock", "ResnetBlock") else ""
+            given = getattr(site.module, "out_channels", None) if site.kind in ("ResBlock", "ResnetBlock") else None
+            width += f" to {given}" if given else ""
             found.setdefault(f"{model} {site.kind}{width}", (site, inputs))
     for name, (site, inputs) in found.items():
         if re.match(wanted, name):
@@ -62,6 +63,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     import comfy.ops
     import torch
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.blocks import vaes  # type: ignore[import-not-found]
 
     from .video_models import VAES
 
@@ -99,6 +101,17 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         role = Role.VAE_ENCODE if shape[1] == 3 else Role.VAE_DECODE
         return _sites(model, role, lambda: getattr(model, method)(*empty(dtype, shape)))
 
+    def video(name: str, dtype: Any, *shape: int) -> Any:
+        module, _, kind = VAES[name].kind.rpartition(".")
+        torch.set_default_dtype(dtype)
+        with torch.device("cpu" if name == "cosmos" else "meta"):  # Cosmos' reads a number when it is made
+            model = getattr(importlib.import_module(module), kind)(**VAES[name].settings)
+        model = model.to("meta").eval().requires_grad_(False)
+        torch.set_default_dtype(torch.float32)
+        part, _, method = (vaes.method_of(model, Role.VAE_DECODE) or "").rpartition(".")
+        holder = model.get_submodule(part)
+        return _sites(holder, Role.VAE_DECODE, lambda: getattr(holder, method)(*empty(dtype, (1, *shape))))
+
     decode, encode, latent, image = autoencoder.Decoder, autoencoder.Encoder, (1, 4, 128, 128), (1, 3, 1024, 1024)
     wan_settings = VAES["wan"].settings
     plain, casting = comfy.ops.disable_weight_init, comfy.ops.manual_cast
@@ -113,6 +126,12 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         "VAE-fp16": lambda: coder(decode, VAE, torch.half, "forward", *latent),
         "VAE-bf16": lambda: coder(decode, VAE, torch.bfloat16, "forward", *latent),
         "VAE-encode": lambda: coder(encode, VAE, torch.bfloat16, "forward", *image),
+        "HunyuanVideo-VAE": lambda: video("hunyuan", torch.bfloat16, 16, 7, 45, 80),
+        "HunyuanVideo-1.5-VAE": lambda: video("hunyuan15", torch.half, 32, 7, 23, 40),
+        "Wan-2.2-VAE": lambda: video("wan22", torch.bfloat16, 48, 4, 44, 80),
+        "Cosmos-VAE": lambda: video("cosmos", torch.bfloat16, 16, 3, 44, 80),
+        "Mochi-VAE": lambda: video("mochi", torch.bfloat16, 12, 3, 60, 106),
+        "MiniMax-H3-VAE": lambda: video("h3", torch.bfloat16, 24, 4, 30, 54),
         "Wan-VAE": lambda: coder(wan.WanVAE, wan_settings, torch.bfloat16, "decode", 1, 16, 9, 60, 104),
         "Wan-VAE-encode": lambda: coder(wan.WanVAE, wan_settings, torch.bfloat16, "encode", 1, 3, 33, 480, 832),
     }

@@ -147,8 +147,11 @@ _TABLE = (
     _Name("load_config", "torch._inductor.config", Loss.WORKERS),
     _Name("GraphPickler", "torch.fx._graph_pickler", Loss.WORKERS, members=("dumps", "loads")),
     # What a worker without a driver has stand-ins for.
-    _Name("ConvBackend", "torch._C", Loss.GPU_WORKERS, "_ConvBackend", ("Slow2d", "Slow3d", "Cudnn")),
-    _Name("torch_c", "torch._C", Loss.GPU_WORKERS, "", ("_select_conv_backend",)),
+    _Name("ConvBackend", "torch._C", Loss.GPU_WORKERS, "_ConvBackend",
+          ("Cudnn", "CudnnTranspose", "Slow2d", "SlowDilated2d", "SlowDilated3d",
+           "SlowTranspose2d", "SlowTranspose3d")),
+    _Name("torch_c", "torch._C", Loss.GPU_WORKERS, "",
+          ("_select_conv_backend", "_conv_determine_backend_memory_format")),
     _Name("CudaInterface", "torch._dynamo.device_interface", Loss.GPU_WORKERS, members=("get_device_properties",)),
     _Name("fake_tensor", "torch._subclasses.fake_tensor", Loss.GPU_WORKERS, "", ("init_gpu_context",)),
     _Name("UniformValueConstantFolder", "torch._inductor.fx_passes.joint_graph", Loss.GPU_WORKERS,

@@ -10,7 +10,7 @@ import torch
 from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
 from ..blocks import vaes
-from ..comfyui import latent_cells, switch
+from ..comfyui import finished_pictures, latent_cells, switch
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass
@@ -58,6 +58,8 @@ def compile_vae(vae: Any, backend: str, node_id: str | None = None, ways: tuple[
             continue
         request = request_for(backend, vae.patcher, way.role, node_id, cell=way.cell(vae))
         vae = _with_compiled_method(vae, name, request)
+        if way is DECODE:
+            finished_pictures.finish_on_gpu(vae)
     return vae
 
 

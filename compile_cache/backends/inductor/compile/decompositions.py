@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ....torch_facts.private_names import decomposition_table
-from . import gelu, group_norm, quantizers, rotary
+from . import frames, gelu, group_norm, quantizers, rotary
 from .kitchen import NAMESPACE
 
 
@@ -18,6 +18,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         **known,
         group_norm.OPERATOR: group_norm.by_format(known[group_norm.OPERATOR]),
+        frames.CAT: frames.cat_by(known[frames.CAT]),
+        frames.PAD: frames.pad_by(known[frames.PAD]),
         gelu.OPERATOR: gelu.by_approximation(known.get(gelu.OPERATOR, gelu.OPERATOR)),
         **of_kitchen(),
     }

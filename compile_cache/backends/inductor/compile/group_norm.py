@@ -38,22 +38,36 @@ def over_channels(
     Returns what `aten.native_group_norm` returns: the normalised x in channels-last memory, and the means and the
     reciprocal standard deviations, both (batch, groups).
 
-    Channel statistics read the memory in order. All channels have the same number of pixels, so the variance of a group
-    is the mean over its channels of (channel variance + (channel mean - group mean)^2), the law of total variance.
+    Sums over each channel's pixels read the memory in order, of differences to its first pixel: squares of the numbers
+    themselves would lose what is small beside the mean. All channels have as many pixels, so the variance of a group is
+    the mean over its channels of (channel variance + (channel mean - group mean)^2), the law of total variance.
     """
     batch, channels, *sizes = x.shape
     own, count = channels // groups, math.prod(sizes)
     pixels = x.movedim(1, -1).reshape(batch, count, channels).to(computation_dtype(x.dtype))
-    variances, means = (
-        of_channels.view(batch, groups, own) for of_channels in torch.var_mean(pixels, dim=1, correction=0)
-    )
+    first = pixels[:, :1]
+    differences = pixels - first
+    difference, square = differences.sum(1) / count, (differences * differences).sum(1) / count
+    means = (first[:, 0] + difference).view(batch, groups, own)
+    variances = (square - difference * difference).view(batch, groups, own)
     mean = means.mean(-1, keepdim=True)
     variance = (variances + (means - mean).square()).mean(-1, keepdim=True)
     deviation = torch.rsqrt(variance + eps)
-    normal = (pixels.view(batch, count, groups, own) - mean[:, None]) * deviation[:, None]
+    scale = deviation.expand(batch, groups, own)
     if weight is not None:
-        normal = normal * weight.view(groups, own)
+        scale = scale * weight.view(groups, own)
+    shift = -mean * scale
     if bias is not None:
-        normal = normal + bias.view(groups, own)
+        shift = shift + bias.view(groups, own)
+    scale, shift = _computed_once(scale), _computed_once(shift)
+    normal = pixels * scale.view(batch, 1, channels) + shift.view(batch, 1, channels)
     result = normal.to(x.dtype).reshape(batch, *sizes, channels).movedim(-1, 1)
     return result, mean[..., 0].to(x.dtype), deviation[..., 0].to(x.dtype)
+
+
+def _computed_once(numbers: torch.Tensor) -> torch.Tensor:
+    """The same numbers, which inductor writes to memory. It would compute them again for each pixel, in a kernel that
+    reads so much that its result goes to memory in fp32, by channels, before the next kernel makes it channels-last.
+    """
+    numbers = numbers.contiguous()
+    return numbers.as_strided(numbers.shape, numbers.stride())

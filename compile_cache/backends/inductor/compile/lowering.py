@@ -30,6 +30,7 @@ from ....torch_facts.private_names import (
 from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .decompositions import decompositions
 from .environment import own_settings
+from .frames import convolutions_channels_last
 from .private_cache import header_settings, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
@@ -53,7 +54,8 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     def inner(graph: Any, inputs: Any, **kwargs: Any) -> Any:
         if "get_decomp_fn" in kwargs:  # newer torch; inductor's own cache cannot pickle a table of decompositions
             kwargs["get_decomp_fn"] = decompositions
-        made.append(compile_fx_inner(graph, inputs, **kwargs))
+        with convolutions_channels_last():
+            made.append(compile_fx_inner(graph, inputs, **kwargs))
         return made[-1]
 
     with (

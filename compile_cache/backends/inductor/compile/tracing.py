@@ -30,9 +30,9 @@ from ....torch_facts.private_names import (
     pytree,
     symbolic_shape_config,
 )
-from . import casts, kitchen, padding, quantizers
+from . import casts, kitchen, nearest, padding, quantizers
 
-# The names that make an input a feature map, see `region_format`.
+# The names that make an input a feature map, see `region_format`. A map of another size has names that begin alike.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
 _MAP_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
@@ -161,7 +161,7 @@ def trace(
     has_maps = any(_is_map(names) for names in dims)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        with given_as_inputs(module, without, tensors[: len(weights)]):
+        with given_as_inputs(module, without, tensors[: len(weights)]), nearest.ByIndex(region_format):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)
@@ -234,7 +234,7 @@ def in_region_format(tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
 
 
 def _is_map(dims: Dims) -> bool:
-    return dims[-2:] == FEATURE_MAP[-2:]
+    return [(name or "")[:1] for name in dims[-2:]] == [*FEATURE_MAP[-2:]]
 
 
 def _as_map(result: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Maps of videos stay channels-last on CUDA from block to block, as inductor keeps those of pictures.
+
+By itself it writes the result of a kernel of its own by channels, and plans a convolution over frames that reads such a
+map. cuDNN then copies the map to channels-last and the result back, and the norms around it read memory out of order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ....regions.slots import swapped
+from ....torch_facts.gpu import is_nvidia
+from ....torch_facts.private_names import ConvBackend, torch_c
+from .nearest import read
+from .tracing import region_format
+
+CAT, PAD = torch.ops.aten.cat.default, torch.ops.aten.replication_pad3d.default
+_ASKED = "_conv_determine_backend_memory_format"
+_FRAMES = 2  # their dimension in a map: batch, channels, frames, height, width
+
+
+def convolutions_channels_last() -> AbstractContextManager[None]:
+    """Inside, inductor learns that cuDNN's convolutions over frames give channels-last results, and lays out their
+    inputs alike. In this thread only.
+    """
+    if torch_c is None or ConvBackend is None:
+        return nullcontext()
+    original, ours = getattr(torch_c, _ASKED), threading.get_ident()
+
+    def answer(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> Any:
+        is_of_frames = x.ndim == 5 and backend == ConvBackend.Cudnn and threading.get_ident() == ours
+        return torch.channels_last_3d if is_of_frames else original(x, weight, backend)
+
+    return swapped([(vars(torch_c), _ASKED, answer)])
+
+
+def cat_by(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition of `aten.cat` for a table: maps of frames, one after the other, with their channels last."""
+
+    def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+        if dim != _FRAMES or not all(map(_is_map, tensors)):
+            return elsewhere(tensors, dim)
+        return torch.cat([each.movedim(1, -1) for each in tensors], 1).movedim(-1, 1)
+
+    return cat
+
+
+def pad_by(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition of `aten.replication_pad3d`: each place of the result reads the nearest one of the map."""
+
+    def replication_pad3d(x: torch.Tensor, padding: Sequence[Any]) -> Any:
+        if not _is_map(x):
+            return elsewhere(x, padding)
+        size = x.shape[_FRAMES:]
+        by_dimension = [padding[4:6], padding[2:4], padding[0:2]]  # torch has the last dimension first
+        nearest = [
+            torch.arange(-before, of + after, device=x.device).clamp(0, of - 1)
+            for of, (before, after) in zip(size, by_dimension, strict=True)
+        ]
+        return read(x, nearest)
+
+    return replication_pad3d
+
+
+def _is_map(tensor: torch.Tensor) -> bool:
+    return region_format(tensor) is torch.channels_last_3d and is_nvidia(tensor.device)

@@ -1,0 +1,58 @@
+"""Upsampling by a whole number of nearest pixels: each place of the result reads the one that it repeats.
+
+Torch computes that place from quotients of the sizes, which are symbols here: two divisions in float64 in each thread,
+of which a GeForce does one where it does 64 in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_aten = torch.ops.aten
+_NEAREST = ("nearest", "nearest-exact")  # which are the same for whole numbers
+
+
+class ByIndex(TorchFunctionMode):
+    """Inside, in this thread, torch's `interpolate` does so for maps that are channels-last by `format_of`."""
+
+    def __init__(self, format_of: Callable[[torch.Tensor], torch.memory_format]) -> None:
+        super().__init__()
+        self._format_of = format_of
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if function is not torch.nn.functional.interpolate or len(args) != 1:
+            return function(*args, **given)
+        (x,) = args
+        factors = () if self._format_of(x) is torch.contiguous_format else _factors(x.ndim - 2, given)
+        return repeated(x, factors) if factors else function(x, **given)
+
+
+def repeated(x: torch.Tensor, factors: Sequence[int]) -> torch.Tensor:
+    """A map (batch, channels, ..., height, width) with each place as often as its dimension's factor says."""
+    by_dimension = list(zip(x.shape[2:], factors, strict=True))
+    places = [torch.arange(size * factor, device=x.device) // factor for size, factor in by_dimension]
+    return read(x, places)
+
+
+def read(x: torch.Tensor, places: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A map (batch, channels, ..., height, width) at these places in each dimension after channels, channels-last."""
+    grid = [place.reshape(-1, *(1,) * (len(places) - 1 - at)) for at, place in enumerate(places)]
+    result: torch.Tensor = _aten._unsafe_index(x.movedim(1, -1), [None, *grid]).movedim(-1, 1)
+    return result
+
+
+def _factors(dimensions: int, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The whole factors of an `interpolate` with these keywords; empty for one that does something else."""
+    scale = given.get("scale_factor")
+    is_plain = not any(value for name, value in given.items() if name not in ("scale_factor", "mode"))
+    if scale is None or not is_plain or given.get("mode", "nearest") not in _NEAREST:
+        return ()
+    factors = tuple(scale) if isinstance(scale, tuple | list) else (scale,) * dimensions
+    return tuple(map(int, factors)) if all(factor == int(factor) >= 1 for factor in factors) else ()

@@ -1,0 +1,104 @@
+"""Pictures of Compile VAE are finished on the VAE's device, as stock finishes them on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from . import vaes
+
+pytestmark = pytest.mark.usefixtures("inference")
+
+GPU = torch.device("cpu", 0)  # stands in for one: another device to Python, the same to torch
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def stock() -> Any:
+    return vaes.tiny()
+
+
+@pytest.fixture
+def ours(core: SimpleNamespace, stock: Any) -> Any:
+    """A copy of `stock` as Compile VAE makes it for a GPU, which notes where each picture was finished."""
+    vae = copy.copy(stock)
+    vae.__class__ = core.ours("comfyui.finished_pictures").finishing()
+    vae.device, vae.finished_on = GPU, []
+    finish = vae.process_output
+
+    def process_output(image: torch.Tensor) -> torch.Tensor:
+        vae.finished_on.append(vae.output_device)
+        finished: torch.Tensor = finish(image)
+        return finished
+
+    vae.process_output = process_output
+    return vae
+
+
+def latent(batch: int = 1) -> torch.Tensor:
+    return torch.randn((batch, 4, 8, 6), generator=torch.Generator().manual_seed(0))
+
+
+def test_a_picture_is_finished_on_the_gpu_and_comes_to_the_cpu(stock: Any, ours: Any) -> None:
+    expected, actual = stock.decode(latent(2)), ours.decode(latent(2))
+    assert torch.equal(actual, expected)
+    assert actual.stride() == expected.stride()
+    assert set(ours.finished_on) == {GPU}
+    assert ours.output_device == CPU
+
+
+def test_where_memory_runs_out_tiles_are_put_together_on_the_cpu(
+    stock: Any, ours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, failed = stock.first_stage_model.decode, []
+
+    def decode(*args: Any, **kwargs: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise torch.OutOfMemoryError
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(stock.first_stage_model, "decode", decode)
+    actual = ours.decode(latent())
+    assert failed
+    assert ours.finished_on == [CPU]
+    assert torch.equal(actual, stock.decode_tiled(latent()))
+    assert ours.output_device == CPU
+
+
+def test_a_decode_that_fails_leaves_the_device_as_it_was(ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError
+
+    monkeypatch.setattr(ours.first_stage_model, "decode", decode)
+    with pytest.raises(ValueError):
+        ours.decode(latent())
+    assert ours.output_device == CPU
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_ours"),
+    [
+        ({}, True),
+        ({"latent_dim": 3}, False),  # a video: its pixels may take more than the decoder gave back
+        ({"extra_1d_channel": 16}, False),  # sound
+        ({"output_device": torch.device("cuda")}, False),  # --gpu-only
+        ({"device": CPU}, False),
+        ({"decode": lambda *args: None}, False),  # another pack's
+    ],
+    ids=str,
+)
+def test_only_pictures_of_core_on_a_gpu_are(
+    core: SimpleNamespace, stock: Any, changes: dict[str, Any], is_ours: bool
+) -> None:
+    vae = copy.copy(stock)
+    vars(vae).update({"device": torch.device("cuda"), "output_device": CPU, **changes})
+    finished = core.ours("comfyui.finished_pictures")
+    finished.finish_on_gpu(vae)
+    assert (type(vae) is finished.finishing()) is is_ours
+    finished.finish_on_gpu(vae)  # behind a second node
+    assert (type(copy.copy(vae)) is finished.finishing()) is is_ours

@@ -1,0 +1,115 @@
+"""Maps of videos that a compiled region pads and puts together: torch's own results, with the channels last."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from benchmarks.cards import description
+from compile_cache.backends.inductor.compile import frames
+from compile_cache.backends.inductor.compile.decompositions import decompositions
+
+from .....programs import run_python
+from ....rig import random
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_is_map", lambda tensor: tensor.ndim == 5)
+
+
+def maps(*shape: int) -> torch.Tensor:
+    return random(*shape).contiguous(memory_format=torch.channels_last_3d)
+
+
+def traced(function: Any, *given: torch.Tensor) -> torch.fx.GraphModule:
+    with torch.no_grad():
+        graph: torch.fx.GraphModule = make_fx(function, decompositions(), tracing_mode="symbolic")(*given)
+    return graph
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    "padding", [(1, 1, 1, 1, 2, 0), (2, 0, 0, 1, 0, 3), (0, 0, 0, 0, 1, 0), (-1, 1, 0, 0, 0, 0)], ids=str
+)
+@pytest.mark.parametrize("shape", [(1, 8, 3, 5, 7), (2, 3, 1, 4, 3)], ids=str)
+def test_a_map_is_padded_as_torch_does(padding: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, padding, mode="replicate")
+
+    graph = traced(padded, maps(*shape))
+    larger = shape if 1 in shape[2:] else (*shape[:2], *(size + 2 for size in shape[2:]))  # a trace of 1 is for 1 alone
+    for given in (maps(*shape), maps(*larger)):
+        result = graph(given)
+        assert torch.equal(result, padded(given))
+        assert result.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("batch", [1, 2])
+def test_maps_are_put_together_as_torch_does(batch: int) -> None:
+    def together(before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([before, x], 2)
+
+    before, x = maps(batch, 8, 2, 5, 7), maps(batch, 8, 3, 5, 7)
+    result = traced(together, before, x)(before, x)
+    assert torch.equal(result, together(before, x))
+    assert result.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_elsewhere_torch_does_it() -> None:
+    x = random(1, 4, 2, 3, 5)
+    of_channels = [x, random(1, 2, 2, 3, 5)]
+    table = decompositions()
+    assert torch.equal(
+        table[frames.PAD](x, [1, 1, 0, 2, 1, 0]), torch.ops.aten.replication_pad3d(x, [1, 1, 0, 2, 1, 0])
+    )
+    assert table[frames.CAT](of_channels, 1) is NotImplemented  # torch's own decomposition leaves it as it is
+
+
+# Prints the strides of all results of convolutions of a block that nothing gives in channels-last, on a described card.
+COMPILE = r"""
+import json, re, sys
+import torch
+from compile_cache.backends.inductor.parallel import described_gpu
+described_gpu.stand_in(json.loads(sys.argv[1]))
+from torch._inductor import config
+from torch._inductor.codecache import PyCodeCache
+config.compile_threads, config.fx_graph_cache = 1, False
+from compile_cache.backends.inductor.compile.lowering import compile_trace
+from compile_cache.backends.inductor.compile.tracing import bind_dims, trace
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Conv3d(32, 32, (3, 3, 3)) for _ in "ab")
+
+    def forward(self, x, before):
+        h = torch.nn.functional.pad(torch.nn.functional.silu(x), (1, 1, 1, 1, 0, 0), mode="replicate")
+        h = self.first(torch.cat([before, h], 2))
+        return self.second(torch.nn.functional.pad(h.sin(), (1, 1, 1, 1, 2, 0), mode="replicate"))
+
+dtype = getattr(torch, sys.argv[2])
+with torch._subclasses.FakeTensorMode():
+    x, before = (torch.empty(1, 32, *sizes, dtype=dtype, device="cuda:0") for sizes in ((3, 8, 8), (2, 10, 10)))
+dims = [("b", None, "t", "h", "w"), ("b", None, None, "h of carried", "w of carried")]
+made = trace(lambda block, *given: block(*given), Block().to("meta", dtype), [x, before], dims,
+             bind_dims(dims, [x.shape, before.shape]))
+compile_trace(made)
+text = open(PyCodeCache.modules[-1].__file__).read()
+checks = re.findall(r"assert_size_stride\(buf\d+, [(].*?[)], ([(].*?[)]), 'torch.ops.aten.convolution", text)
+maps = re.findall(r"empty_strided_cuda\([(](.*?)[)], .*float32", text)
+print(json.dumps([[check.split(", ")[1] for check in checks], len([each for each in maps if each.count("s") > 2])]))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_on_a_gpu_every_convolution_over_frames_is_channels_last(dtype: str) -> None:
+    printed = run_python(COMPILE, json.dumps(description("sm_90")), dtype, CUDA_VISIBLE_DEVICES="")
+    channel_strides, maps_in_fp32 = json.loads(printed.splitlines()[-1])
+    assert channel_strides == ["1", "1"]
+    assert maps_in_fp32 == 0
