@@ -51,6 +51,11 @@ def test_a_picture_is_finished_on_the_gpu_and_comes_to_the_cpu(stock: Any, ours:
     assert ours.output_device == CPU
 
 
+def test_many_pictures_do_not_gather_on_the_gpu(stock: Any, ours: Any) -> None:
+    assert torch.equal(ours.decode(latent(9)), stock.decode(latent(9)))
+    assert set(ours.finished_on) == {CPU}
+
+
 def test_where_memory_runs_out_tiles_are_put_together_on_the_cpu(
     stock: Any, ours: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 Core's VAE.decode copies what a decoder gives to the CPU and finishes it there: a change of type, a copy into the
 result, and three passes over it. On an H100's host they took 42 ms for 1024x1024, after a decode of 31. The numbers are
-the same on the GPU. The memory that they take there, 24 bytes a pixel, is less than the decoder has just given back.
+the same on the GPU. The memory that they take there, 24 bytes a pixel, is little beside the 2,000 of a decode.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import comfy.sd
 import torch
+
+_MOST = 8  # pictures: core decodes a larger batch in parts, by the memory that is free before the first
 
 
 def finish_on_gpu(vae: Any) -> None:
@@ -30,11 +32,13 @@ def finishing() -> type:
         output_device: torch.device
         resolute_result: torch.device | None = None  # while a decode runs: where its pictures shall be at the end
 
-        def decode(self, *args: Any, **kwargs: Any) -> Any:
+        def decode(self, samples_in: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if samples_in.shape[0] > _MOST:
+                return super().decode(samples_in, *args, **kwargs)
             self.resolute_result = wanted = self.output_device
             self.output_device = self.device
             try:
-                return super().decode(*args, **kwargs).to(wanted)
+                return super().decode(samples_in, *args, **kwargs).to(wanted)
             finally:
                 self.output_device, self.resolute_result = wanted, None
 

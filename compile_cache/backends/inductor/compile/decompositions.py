@@ -18,11 +18,16 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         **known,
         group_norm.OPERATOR: group_norm.by_format(known[group_norm.OPERATOR]),
-        frames.CAT: frames.cat_by(known[frames.CAT]),
-        frames.PAD: frames.pad_by(known[frames.PAD]),
+        frames.CAT: frames.cat_by(known.get(frames.CAT, _as_it_is)),
+        frames.PAD: frames.pad_by(known.get(frames.PAD, _as_it_is)),
         gelu.OPERATOR: gelu.by_approximation(known.get(gelu.OPERATOR, gelu.OPERATOR)),
         **of_kitchen(),
     }
+
+
+def _as_it_is(*given: Any, **named: Any) -> Any:
+    """The decomposition of an operator that inductor's table lacks."""
+    return NotImplemented
 
 
 def of_kitchen() -> dict[Any, Callable[..., Any]]:
