@@ -17,19 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.models.architectures import SDXL
 from scripts.places import ROOT
 
 from . import rig
 
 SIZES = [(1024, 1024, 2, 77), (960, 720, 2, 77), (720, 720, 2, 77), (264, 200, 1, 154), (256, 256, 2, 77)]
-
-SDXL = {
-    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "num_res_blocks": [2, 2, 2],
-    "channel_mult": [1, 2, 4], "num_head_channels": 64, "num_heads": -1, "transformer_depth": [0, 0, 2, 2, 10, 10],
-    "transformer_depth_middle": 10, "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
-    "use_linear_in_transformer": True, "context_dim": 2048, "num_classes": "sequential", "adm_in_channels": 2816,
-    "use_spatial_transformer": True, "use_checkpoint": False, "legacy": False, "use_temporal_attention": False,
-}  # fmt: skip
 
 
 def load_pack() -> Any:
