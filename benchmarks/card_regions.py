@@ -1,7 +1,7 @@
 """The regions of the bundled models, of real width: what `cards` compiles.
 
 Models are on the device "meta", so they take no memory and nothing is computed. MiniMax H3 is left out, since it reads
-numbers from its inputs. LTX-2, weights in int8 and the VAEs of other videos than Wan's are missing.
+numbers from its inputs; its VAE is there. LTX-2 and weights in int8 are missing.
 """
 
 from __future__ import annotations

@@ -148,10 +148,8 @@ _TABLE = (
     _Name("GraphPickler", "torch.fx._graph_pickler", Loss.WORKERS, members=("dumps", "loads")),
     # What a worker without a driver has stand-ins for.
     _Name("ConvBackend", "torch._C", Loss.GPU_WORKERS, "_ConvBackend",
-          ("Cudnn", "CudnnTranspose", "Slow2d", "SlowDilated2d", "SlowDilated3d",
-           "SlowTranspose2d", "SlowTranspose3d")),
-    _Name("torch_c", "torch._C", Loss.GPU_WORKERS, "",
-          ("_select_conv_backend", "_conv_determine_backend_memory_format")),
+          ("Slow2d", "SlowDilated2d", "SlowDilated3d", "Cudnn")),
+    _Name("torch_c", "torch._C", Loss.GPU_WORKERS, "", ("_select_conv_backend",)),
     _Name("CudaInterface", "torch._dynamo.device_interface", Loss.GPU_WORKERS, members=("get_device_properties",)),
     _Name("fake_tensor", "torch._subclasses.fake_tensor", Loss.GPU_WORKERS, "", ("init_gpu_context",)),
     _Name("UniformValueConstantFolder", "torch._inductor.fx_passes.joint_graph", Loss.GPU_WORKERS,
@@ -165,6 +163,7 @@ _TABLE = (
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
     _Name("InductorChoices", "torch._inductor.choices", Loss.SPEED, members=("should_use_persistent_reduction",)),
     _Name("inductor_graphs", "torch._inductor.virtualized", Loss.SPEED, "V", ("set_choices_handler",)),
+    _Name("conv_formats", "torch._C", Loss.SPEED, "", ("_conv_determine_backend_memory_format",)),
     _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without, each region is compared at sizes of 1
     _Name("pick_vec_isa", "torch._inductor.cpu_vec_isa", Loss.SPEED),
     _Name("valid_vec_isa_list", "torch._inductor.cpu_vec_isa", Loss.SPEED, members=("cache_info", "cache_clear")),

@@ -19,7 +19,7 @@ from scripts.setup import comfyui
 FEW = "|".join((
     "SDXL (ResBlock 640 .*to 320|Spatial.* 640|Basic.* 640)", "Flux", "wan", "z-image", "qwen-image", "ltx",
     "VAE-bf16 (Resnet.* 256 .*to 128|Attn|Upsample.* 512)", "VAE-encode Downsample 128", "SDXL-ControlNet .*hint",
-    "Wan-VAE ResidualBlock.next of 2 96",
+    "Wan-VAE ResidualBlock.next of 2 96", "HunyuanVideo-1.5-VAE ResnetBlock.next 256",
 ))  # fmt: skip
 ALSO = ("sm_75", "sm_80", "sm_120", "gfx1100")
 

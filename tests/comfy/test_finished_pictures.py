@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ def stock() -> Any:
 def ours(core: SimpleNamespace, stock: Any) -> Any:
     """A copy of `stock` as Compile VAE makes it for a GPU, which notes where each picture was finished."""
     vae = copy.copy(stock)
-    vae.__class__ = core.ours("comfyui.finished_pictures").finishing()
+    vae.__class__ = core.ours("comfyui.finished_pictures").FinishingVAE
     vae.device, vae.finished_on = GPU, []
     finish = vae.process_output
 
@@ -51,9 +52,14 @@ def test_a_picture_is_finished_on_the_gpu_and_comes_to_the_cpu(stock: Any, ours:
     assert ours.output_device == CPU
 
 
-def test_many_pictures_do_not_gather_on_the_gpu(stock: Any, ours: Any) -> None:
-    assert torch.equal(ours.decode(latent(9)), stock.decode(latent(9)))
-    assert set(ours.finished_on) == {CPU}
+@pytest.mark.parametrize(("free", "batch", "where"), [(0, 1, GPU), (0, 2, CPU), (1 << 60, 2, GPU)])
+def test_pictures_that_core_decodes_in_parts_do_not_gather_on_the_gpu(
+    stock: Any, ours: Any, monkeypatch: pytest.MonkeyPatch, free: int, batch: int, where: torch.device
+) -> None:
+    management = importlib.import_module("comfy.model_management")
+    monkeypatch.setattr(management, "get_free_memory", lambda device, *args, **kwargs: free)
+    assert torch.equal(ours.decode(latent(batch)), stock.decode(latent(batch)))
+    assert set(ours.finished_on) == {where}
 
 
 def test_where_memory_runs_out_tiles_are_put_together_on_the_cpu(
@@ -75,6 +81,26 @@ def test_where_memory_runs_out_tiles_are_put_together_on_the_cpu(
     assert ours.output_device == CPU
 
 
+def test_memory_that_runs_out_with_the_last_copy_costs_no_picture(
+    stock: Any, ours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, decodes = type(stock), []
+    original = kind.decode
+
+    class Late:
+        def to(self, device: torch.device) -> Any:
+            raise torch.OutOfMemoryError
+
+    def decode(vae: Any, *args: Any, **kwargs: Any) -> Any:
+        decodes.append(vae.output_device)
+        return Late() if len(decodes) == 1 else original(vae, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "decode", decode)
+    actual = ours.decode(latent())
+    assert decodes == [GPU, CPU]
+    assert torch.equal(actual, original(stock, latent()))
+
+
 def test_a_decode_that_fails_leaves_the_device_as_it_was(ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(*args: Any, **kwargs: Any) -> Any:
         raise ValueError
@@ -93,6 +119,7 @@ def test_a_decode_that_fails_leaves_the_device_as_it_was(ours: Any, monkeypatch:
         ({"extra_1d_channel": 16}, False),  # sound
         ({"output_device": torch.device("cuda")}, False),  # --gpu-only
         ({"device": CPU}, False),
+        ({"handles_tiling": True}, False),
         ({"decode": lambda *args: None}, False),  # another pack's
     ],
     ids=str,
@@ -104,6 +131,6 @@ def test_only_pictures_of_core_on_a_gpu_are(
     vars(vae).update({"device": torch.device("cuda"), "output_device": CPU, **changes})
     finished = core.ours("comfyui.finished_pictures")
     finished.finish_on_gpu(vae)
-    assert (type(vae) is finished.finishing()) is is_ours
+    assert (type(vae) is finished.FinishingVAE) is is_ours
     finished.finish_on_gpu(vae)  # behind a second node
-    assert (type(copy.copy(vae)) is finished.finishing()) is is_ours
+    assert (type(copy.copy(vae)) is finished.FinishingVAE) is is_ours

@@ -1,7 +1,7 @@
 """Maps of videos stay channels-last on CUDA from block to block, as inductor keeps those of pictures.
 
-By itself it writes the result of a kernel of its own by channels, and plans a convolution over frames that reads such a
-map. cuDNN then copies the map to channels-last and the result back, and the norms around it read memory out of order.
+By itself inductor writes maps of frames contiguous, one channel after the other, and plans convolutions that read them
+so. cuDNN then copies the map to channels-last and the result back, and the norms around it read memory out of order.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 
 from ....regions.slots import swapped
 from ....torch_facts.gpu import is_nvidia
-from ....torch_facts.private_names import ConvBackend, torch_c
-from .nearest import read
-from .tracing import region_format
+from ....torch_facts.private_names import ConvBackend, conv_formats
+from .nearest import is_channels_last, read
 
 CAT, PAD = torch.ops.aten.cat.default, torch.ops.aten.replication_pad3d.default
 _ASKED = "_conv_determine_backend_memory_format"
@@ -28,22 +27,23 @@ def convolutions_channels_last() -> AbstractContextManager[None]:
     """Inside, inductor learns that cuDNN's convolutions over frames give channels-last results, and lays out their
     inputs alike. In this thread only.
     """
-    if torch_c is None or ConvBackend is None:
+    if conv_formats is None or ConvBackend is None:
         return nullcontext()
-    original, ours = getattr(torch_c, _ASKED), threading.get_ident()
+    original, ours = getattr(conv_formats, _ASKED), threading.get_ident()
 
     def answer(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> Any:
         is_of_frames = x.ndim == 5 and backend == ConvBackend.Cudnn and threading.get_ident() == ours
-        return torch.channels_last_3d if is_of_frames else original(x, weight, backend)
+        is_known = x.dtype != torch.float64 and x.shape[1] != 1  # cuDNN lacks the one, and the other may lie in any way
+        return torch.channels_last_3d if is_of_frames and is_known else original(x, weight, backend)
 
-    return swapped([(vars(torch_c), _ASKED, answer)])
+    return swapped([(vars(conv_formats), _ASKED, answer)])
 
 
 def cat_by(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
     """The decomposition of `aten.cat` for a table: maps of frames, one after the other, with their channels last."""
 
     def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-        if dim != _FRAMES or not all(map(_is_map, tensors)):
+        if dim != _FRAMES or not any(map(_is_map, tensors)):
             return elsewhere(tensors, dim)
         return torch.cat([each.movedim(1, -1) for each in tensors], 1).movedim(-1, 1)
 
@@ -68,4 +68,4 @@ def pad_by(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_map(tensor: torch.Tensor) -> bool:
-    return region_format(tensor) is torch.channels_last_3d and is_nvidia(tensor.device)
+    return tensor.ndim == 5 and is_channels_last(tensor) and tensor.is_cuda and is_nvidia(tensor.device)

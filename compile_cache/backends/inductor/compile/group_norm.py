@@ -38,18 +38,16 @@ def over_channels(
     Returns what `aten.native_group_norm` returns: the normalised x in channels-last memory, and the means and the
     reciprocal standard deviations, both (batch, groups).
 
-    Sums over each channel's pixels read the memory in order, of differences to its first pixel: squares of the numbers
-    themselves would lose what is small beside the mean. All channels have as many pixels, so the variance of a group is
-    the mean over its channels of (channel variance + (channel mean - group mean)^2), the law of total variance.
+    Channel statistics read the memory in order. All channels have the same number of pixels, so the variance of a group
+    is the mean over its channels of (channel variance + (channel mean - group mean)^2), the law of total variance.
+    Sums of squares would take a third less time, and lose what is small beside an outlier.
     """
     batch, channels, *sizes = x.shape
     own, count = channels // groups, math.prod(sizes)
     pixels = x.movedim(1, -1).reshape(batch, count, channels).to(computation_dtype(x.dtype))
-    first = pixels[:, :1]
-    differences = pixels - first
-    difference, square = differences.sum(1) / count, (differences * differences).sum(1) / count
-    means = (first[:, 0] + difference).view(batch, groups, own)
-    variances = (square - difference * difference).view(batch, groups, own)
+    variances, means = (
+        of_channels.view(batch, groups, own) for of_channels in torch.var_mean(pixels, dim=1, correction=0)
+    )
     mean = means.mean(-1, keepdim=True)
     variance = (variances + (means - mean).square()).mean(-1, keepdim=True)
     deviation = torch.rsqrt(variance + eps)

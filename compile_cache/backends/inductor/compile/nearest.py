@@ -6,7 +6,7 @@ of which a GeForce does one where it does 64 in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,7 @@ _NEAREST = ("nearest", "nearest-exact")  # which are the same for whole numbers
 
 
 class ByIndex(TorchFunctionMode):
-    """Inside, in this thread, torch's `interpolate` does so for maps that are channels-last by `format_of`."""
-
-    def __init__(self, format_of: Callable[[torch.Tensor], torch.memory_format]) -> None:
-        super().__init__()
-        self._format_of = format_of
+    """Inside, in this thread, torch.nn.functional.interpolate does so for maps that lie channels-last."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -30,7 +26,7 @@ class ByIndex(TorchFunctionMode):
         if function is not torch.nn.functional.interpolate or len(args) != 1:
             return function(*args, **given)
         (x,) = args
-        factors = () if self._format_of(x) is torch.contiguous_format else _factors(x.ndim - 2, given)
+        factors = _factors(x.ndim - 2, given) if is_channels_last(x) else ()
         return repeated(x, factors) if factors else function(x, **given)
 
 
@@ -39,6 +35,11 @@ def repeated(x: torch.Tensor, factors: Sequence[int]) -> torch.Tensor:
     by_dimension = list(zip(x.shape[2:], factors, strict=True))
     places = [torch.arange(size * factor, device=x.device) // factor for size, factor in by_dimension]
     return read(x, places)
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """A map of pictures or frames lies so. A size that is a symbol is not asked if it is 1: that would be a guard."""
+    return tensor.ndim in (4, 5) and isinstance(stride := tensor.stride(1), int) and stride == 1
 
 
 def read(x: torch.Tensor, places: Sequence[torch.Tensor]) -> torch.Tensor:

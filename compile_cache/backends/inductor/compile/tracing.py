@@ -32,7 +32,7 @@ from ....torch_facts.private_names import (
 )
 from . import casts, kitchen, nearest, padding, quantizers
 
-# The names that make an input a feature map, see `region_format`. A map of another size has names that begin alike.
+# The names that make an input a feature map, see `region_format`. One of another size has "h of carried", for example.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
 _MAP_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
@@ -161,7 +161,7 @@ def trace(
     has_maps = any(_is_map(names) for names in dims)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        with given_as_inputs(module, without, tensors[: len(weights)]), nearest.ByIndex(region_format):
+        with given_as_inputs(module, without, tensors[: len(weights)]), nearest.ByIndex():
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)
@@ -234,7 +234,7 @@ def in_region_format(tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
 
 
 def _is_map(dims: Dims) -> bool:
-    return [(name or "")[:1] for name in dims[-2:]] == [*FEATURE_MAP[-2:]]
+    return tuple((name or "").partition(" of ")[0] for name in dims[-2:]) == FEATURE_MAP[-2:]
 
 
 def _as_map(result: Any) -> Any:

@@ -115,14 +115,14 @@ def _target(properties: Any) -> Any:
 
 def _answer_for_convolutions(properties: Any) -> None:
     """Torch asks the driver if cuDNN takes bfloat16; without an answer it plans results that are not channels-last."""
-    choose, kinds = torch_c._select_conv_backend, ConvBackend
-    fast = dict.fromkeys((kinds.Slow2d, kinds.SlowDilated2d, kinds.SlowDilated3d), kinds.Cudnn)  # by the slow one
-    fast |= dict.fromkeys((kinds.SlowTranspose2d, kinds.SlowTranspose3d), kinds.CudnnTranspose)
+    choose = torch_c._select_conv_backend
+    # Torch's own kernels on a GPU: that over frames is the dilated one, without dilation too.
+    slow = (ConvBackend.Slow2d, ConvBackend.SlowDilated2d, ConvBackend.SlowDilated3d)
 
     def answer(*given: Any, **named: Any) -> Any:
         found, tensor = choose(*given, **named), (*given, named.get("input"))[0]
         has_cudnn = is_nvidia("cuda") and properties.major >= 8 and tensor.dtype == torch.bfloat16
-        return fast.get(found, found) if has_cudnn and tensor.is_cuda else found
+        return ConvBackend.Cudnn if has_cudnn and tensor.is_cuda and found in slow else found
 
     torch_c._select_conv_backend = answer
 

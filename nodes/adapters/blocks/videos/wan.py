@@ -30,7 +30,7 @@ _ALONE, _FIRST, _NEXT = "alone", "first", "next"
 _REPEATED = "Rep"
 
 # A carried frame of a map that is half as high and wide.
-_SMALLER: Dims = ("b", None, None, "h2", "w2")
+_SMALLER: Dims = ("b", None, None, "h of half", "w of half")
 
 
 def decodes(vae: torch.nn.Module) -> bool:

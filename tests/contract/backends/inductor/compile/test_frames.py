@@ -19,7 +19,7 @@ from ....rig import random
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_is_map", lambda tensor: tensor.ndim == 5)
+    monkeypatch.setattr(frames, "_is_map", lambda tensor: tensor.ndim == 5 and frames.is_channels_last(tensor))
 
 
 def maps(*shape: int) -> torch.Tensor:
@@ -61,6 +61,15 @@ def test_maps_are_put_together_as_torch_does(batch: int) -> None:
     assert result.is_contiguous(memory_format=torch.channels_last_3d)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_five_dimensions_that_are_no_map_stay_as_they_lie() -> None:
+    def flat(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.cat([q, k], 2).view(q.shape[0], q.shape[1] * 2, -1)
+
+    q, k = random(2, 5, 1, 4, 8), random(2, 5, 1, 4, 8)
+    assert torch.equal(traced(flat, q, k)(q, k), flat(q, k))
+
+
 def test_elsewhere_torch_does_it() -> None:
     x = random(1, 4, 2, 3, 5)
     of_channels = [x, random(1, 2, 2, 3, 5)]
@@ -71,7 +80,8 @@ def test_elsewhere_torch_does_it() -> None:
     assert table[frames.CAT](of_channels, 1) is NotImplemented  # torch's own decomposition leaves it as it is
 
 
-# Prints the strides of all results of convolutions of a block that nothing gives in channels-last, on a described card.
+# Prints, of a block with norms on a described card: the strides over channels of what its convolutions give, the shapes of
+# contiguous maps, and of maps in fp32.
 COMPILE = r"""
 import json, re, sys
 import torch
@@ -86,12 +96,18 @@ from compile_cache.backends.inductor.compile.tracing import bind_dims, trace
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = (torch.nn.Conv3d(32, 32, (3, 3, 3)) for _ in "ab")
+        self.first, self.second, self.third = (torch.nn.Conv3d(32, 32, (3, 3, 3)) for _ in "abc")
+        self.norm = torch.nn.GroupNorm(8, 32)
+
+    def carrying(self, convolution, x, before):
+        h = torch.nn.functional.silu(torch.nn.functional.normalize(x, dim=1) * self.norm.weight.view(32, 1, 1, 1))
+        h = torch.nn.functional.pad(h, (1, 1, 1, 1, 0, 0), mode="replicate")
+        return convolution(torch.cat([before, h], 2))
 
     def forward(self, x, before):
-        h = torch.nn.functional.pad(torch.nn.functional.silu(x), (1, 1, 1, 1, 0, 0), mode="replicate")
-        h = self.first(torch.cat([before, h], 2))
-        return self.second(torch.nn.functional.pad(h.sin(), (1, 1, 1, 1, 2, 0), mode="replicate"))
+        h = self.carrying(self.second, self.carrying(self.first, x, before), before)
+        h = torch.nn.functional.silu(self.norm(h))
+        return self.third(torch.nn.functional.pad(h, (1, 1, 1, 1, 2, 0), mode="replicate"))
 
 dtype = getattr(torch, sys.argv[2])
 with torch._subclasses.FakeTensorMode():
@@ -102,14 +118,18 @@ made = trace(lambda block, *given: block(*given), Block().to("meta", dtype), [x,
 compile_trace(made)
 text = open(PyCodeCache.modules[-1].__file__).read()
 checks = re.findall(r"assert_size_stride\(buf\d+, [(].*?[)], ([(].*?[)]), 'torch.ops.aten.convolution", text)
-maps = re.findall(r"empty_strided_cuda\([(](.*?)[)], .*float32", text)
-print(json.dumps([[check.split(", ")[1] for check in checks], len([each for each in maps if each.count("s") > 2])]))
+buffers = re.findall(r"empty_strided_cuda\([(](.*?)[)], [(](.*?)[)], torch.(\w+)", text)
+maps = [(shape.split(", "), strides.split(", "), kind) for shape, strides, kind in buffers if shape.count("s") > 2]
+contiguous = [shape for shape, strides, _ in maps if len(shape) == 5 and shape[1] == "32" and strides[-1] == "1"]
+in_fp32 = [shape for shape, _, kind in maps if kind == "float32" and "32" in shape]
+print(json.dumps([[check.split(", ")[1] for check in checks], contiguous, in_fp32]))
 """
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_on_a_gpu_every_convolution_over_frames_is_channels_last(dtype: str) -> None:
     printed = run_python(COMPILE, json.dumps(description("sm_90")), dtype, CUDA_VISIBLE_DEVICES="")
-    channel_strides, maps_in_fp32 = json.loads(printed.splitlines()[-1])
-    assert channel_strides == ["1", "1"]
-    assert maps_in_fp32 == 0
+    channel_strides, contiguous, in_fp32 = json.loads(printed.splitlines()[-1])
+    assert channel_strides == ["1", "1", "1"]
+    assert not contiguous
+    assert not in_fp32

@@ -40,6 +40,13 @@ def test_it_is_torchs_own(shape: tuple[int, ...], affine: bool, dtype: torch.dty
         assert (result.double() - right).norm() <= tolerance * right.norm()
 
 
+def test_an_outlier_costs_the_rest_no_digits() -> None:
+    x = features(1, 32, 64, 64) * 0.05
+    x[:, :, 0, 0] = -60
+    exact = torch.native_group_norm(x.double(), None, None, 1, 32, 64 * 64, 32, 1e-5)[0]
+    assert (over_channels(x, None, None, 32, 1e-5)[0].double() - exact).abs().max() < 2e-4
+
+
 def test_one_image_does_not_reach_another() -> None:
     x = features(2, 32, 4, 4)
     alone = over_channels(x[:1], None, None, 32, 1e-5)[0]
@@ -55,9 +62,9 @@ def test_elsewhere_torch_has_its_own() -> None:
     assert all(map(torch.equal, table[OP](*given), own[OP](*given)))
 
 
-@pytest.mark.parametrize(("channels_last", "reduced"), [(True, [[1], [1]]), (False, [[2, 3]])])
+@pytest.mark.parametrize(("channels_last", "reduced"), [(True, [1]), (False, [2, 3])])
 def test_a_graph_reads_channels_last_memory_as_it_lies(
-    monkeypatch: pytest.MonkeyPatch, channels_last: bool, reduced: list[list[int]]
+    monkeypatch: pytest.MonkeyPatch, channels_last: bool, reduced: list[int]
 ) -> None:
     def norm(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.group_norm(x, 32)
@@ -66,7 +73,6 @@ def test_a_graph_reads_channels_last_memory_as_it_lies(
         monkeypatch.setattr(group_norm, "region_format", lambda x: torch.channels_last)
     with torch.no_grad():
         graph = make_fx(norm, decompositions(), tracing_mode="symbolic")(features(2, 64, 6, 10))
-    kinds = ("sum.dim_IntList", "var_mean")
-    assert [node.args[1] for node in graph.graph.nodes if any(kind in str(node.target) for kind in kinds)] == reduced
+    assert [node.args[1] for node in graph.graph.nodes if "var_mean" in str(node.target)] == [reduced]
     larger = features(3, 64, 5, 9)
     assert torch.allclose(graph(larger).double(), norm(larger.double()), atol=1e-4)
