@@ -80,8 +80,8 @@ def test_elsewhere_torch_does_it() -> None:
     assert table[frames.CAT](of_channels, 1) is NotImplemented  # torch's own decomposition leaves it as it is
 
 
-# Prints, of a block with norms on a described card: the strides over channels of what its convolutions give, the shapes of
-# contiguous maps, and of maps in fp32.
+# Prints, of a block with norms on a described card: the strides over channels of what its convolutions give, and the
+# shapes of maps that are contiguous, and of those in fp32.
 COMPILE = r"""
 import json, re, sys
 import torch
