@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from scripts.models.architectures import SD15, SDXL, VAE
@@ -93,27 +93,25 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         given = step_inputs(model, about, *about.sizes[0])
         return _sites(model, Role.UNET, lambda: model(**given))
 
-    def coder(kind: Any, settings: dict[str, Any], dtype: Any, method: str, *shape: int) -> Any:
+    def module_of(kind: Any, settings: Mapping[str, Any], dtype: Any, device: str = "meta") -> Any:
         torch.set_default_dtype(dtype)
-        with torch.device("meta"):
+        with torch.device(device):
             model = kind(**settings).eval().requires_grad_(False)
         torch.set_default_dtype(torch.float32)
+        return model.to("meta")
+
+    def coder(model: Any, dtype: Any, method: str, *shape: int) -> Any:
         role = Role.VAE_ENCODE if shape[1] == 3 else Role.VAE_DECODE
         return _sites(model, role, lambda: getattr(model, method)(*empty(dtype, shape)))
 
     def video(name: str, dtype: Any, *shape: int) -> Any:
-        module, _, kind = VAES[name].kind.rpartition(".")
-        torch.set_default_dtype(dtype)
-        with torch.device("cpu" if name == "cosmos" else "meta"):  # Cosmos' reads a number when it is made
-            model = getattr(importlib.import_module(module), kind)(**VAES[name].settings)
-        model = model.to("meta").eval().requires_grad_(False)
-        torch.set_default_dtype(torch.float32)
+        place, _, kind = VAES[name].kind.rpartition(".")
+        device = "cpu" if name == "cosmos" else "meta"  # which reads a number when it is made
+        model = module_of(getattr(importlib.import_module(place), kind), VAES[name].settings, dtype, device)
         part, _, method = (vaes.method_of(model, Role.VAE_DECODE) or "").rpartition(".")
-        holder = model.get_submodule(part)
-        return _sites(holder, Role.VAE_DECODE, lambda: getattr(holder, method)(*empty(dtype, (1, *shape))))
+        return coder(model.get_submodule(part), dtype, method, 1, *shape)
 
     decode, encode, latent, image = autoencoder.Decoder, autoencoder.Encoder, (1, 4, 128, 128), (1, 3, 1024, 1024)
-    wan_settings = VAES["wan"].settings
     plain, casting = comfy.ops.disable_weight_init, comfy.ops.manual_cast
     others = [name for name in FAMILIES if name not in LEFT_OUT | {"flux"}]
     return {
@@ -123,17 +121,19 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         "Flux": lambda: transformer("flux", torch.bfloat16, plain),
         "Flux-fp8": lambda: transformer("flux", torch.float8_e4m3fn, casting),
         **{name: lambda name=name: transformer(name, torch.bfloat16, plain) for name in others},  # type: ignore[misc]
-        "VAE-fp16": lambda: coder(decode, VAE, torch.half, "forward", *latent),
-        "VAE-bf16": lambda: coder(decode, VAE, torch.bfloat16, "forward", *latent),
-        "VAE-encode": lambda: coder(encode, VAE, torch.bfloat16, "forward", *image),
+        "VAE-fp16": lambda: coder(module_of(decode, VAE, torch.half), torch.half, "forward", *latent),
+        "VAE-bf16": lambda: coder(module_of(decode, VAE, torch.bfloat16), torch.bfloat16, "forward", *latent),
+        "VAE-encode": lambda: coder(module_of(encode, VAE, torch.bfloat16), torch.bfloat16, "forward", *image),
         "HunyuanVideo-VAE": lambda: video("hunyuan", torch.bfloat16, 16, 7, 45, 80),
         "HunyuanVideo-1.5-VAE": lambda: video("hunyuan15", torch.half, 32, 7, 23, 40),
         "Wan-2.2-VAE": lambda: video("wan22", torch.bfloat16, 48, 4, 44, 80),
         "Cosmos-VAE": lambda: video("cosmos", torch.bfloat16, 16, 3, 44, 80),
         "Mochi-VAE": lambda: video("mochi", torch.bfloat16, 12, 3, 60, 106),
         "MiniMax-H3-VAE": lambda: video("h3", torch.bfloat16, 24, 4, 30, 54),
-        "Wan-VAE": lambda: coder(wan.WanVAE, wan_settings, torch.bfloat16, "decode", 1, 16, 9, 60, 104),
-        "Wan-VAE-encode": lambda: coder(wan.WanVAE, wan_settings, torch.bfloat16, "encode", 1, 3, 33, 480, 832),
+        "Wan-VAE": lambda: video("wan", torch.bfloat16, 16, 9, 60, 104),
+        "Wan-VAE-encode": lambda: coder(
+            module_of(wan.WanVAE, VAES["wan"].settings, torch.bfloat16), torch.bfloat16, "encode", 1, 3, 33, 480, 832
+        ),
     }
 
 

@@ -98,11 +98,11 @@ def _of_resolute(vae: Any, cell: Cell, given: Any, repeats: int) -> Row:
     row["first_s"] = round(time.perf_counter() - started, 2)
     row["error"] = float(f"{_relative(actual, expected):.2e}")
     del actual, expected
-    middle, others = _counters(), _comparisons()  # also those that the disk had
+    middle = _counters()
     _, row["resolute_s"], row["resolute_peak_gib"] = _timed(compiled, cell.what, given, 1)
     row["compiled_peak_gib"] = row["resolute_peak_gib"]
     if repeats:
-        row |= _compared(compiled, cell.what, given, others)
+        row |= _compared(compiled, cell.what, given)
         _, row["resolute_s"], row["resolute_peak_gib"] = _timed(compiled, cell.what, given, repeats)
     after = _counters()
     row["compiles"] = middle["region_compiles"] - before["region_compiles"]
@@ -152,23 +152,18 @@ def _timed(vae: Any, what: str, given: Any, repeats: int) -> tuple[Any, float, f
     return result.pop(), round(min(seconds), 4), round(peak, 3)
 
 
-def _comparisons() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = _ours("process.runtime").cache().whole_calls.report()
-    return found
-
-
-def _compared(vae: Any, what: str, given: Any, others: list[dict[str, Any]]) -> dict[str, Any]:
-    """Call until Resolute knows which way is faster: what it found. Empty where calls are not compared.
-
-    others: comparisons that were there before the first compiled run that is timed.
-    """
+def _compared(vae: Any, what: str, given: Any) -> dict[str, Any]:
+    """Call until Resolute knows which way is faster: what it found. Empty where calls are not compared."""
+    runtime = _ours("process.runtime")
+    (patch,) = vae.patcher.object_patches.values()
+    mine = {"model": runtime.fingerprint_of(patch.module)[:12], "role": f"vae_{what}"}
     row: dict[str, Any] = {}
     for calls in range(_MOST_CALLS):
-        found = [each for each in _comparisons() if each not in others]
+        found = [each for each in runtime.cache().whole_calls.report() if mine.items() <= each.items()]
         for each in found:  # one, but for a decoder that goes by tiles
             row = {"compiled_s": round(each["seconds"], 4), "original_s": round(each["original_seconds"], 4)}
             row |= {"left_alone": each["is_left_alone"], "calls_to_compare": calls}
-        if all(each["is_settled"] for each in found):
+        if calls and all(each["is_settled"] for each in found):  # a run is counted when the next one begins
             break
         getattr(vae, what)(given)
     return row

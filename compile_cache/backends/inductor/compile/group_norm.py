@@ -40,7 +40,7 @@ def over_channels(
 
     Channel statistics read the memory in order. All channels have the same number of pixels, so the variance of a group
     is the mean over its channels of (channel variance + (channel mean - group mean)^2), the law of total variance.
-    Sums of squares would take a third less time, and lose what is small beside an outlier.
+    Sums of squares would take less time, and lose what is small beside an outlier.
     """
     batch, channels, *sizes = x.shape
     own, count = channels // groups, math.prod(sizes)
