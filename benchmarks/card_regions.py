@@ -1,7 +1,7 @@
 """The regions of the bundled models, of real width: what `cards` compiles.
 
-Models are on the device "meta", so they take no memory and nothing is computed. MiniMax H3 is left out, since it reads
-numbers from its inputs; its VAE is there. LTX-2 and weights in int8 are missing.
+Models are on the device "meta", so they take no memory and nothing is computed. MiniMax H3 and LTX-2, which read
+numbers from their inputs, and weights in int8 run on the CPU, one layer on a small latent, before they go to "meta".
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any
 
 from scripts.models.architectures import SD15, SDXL, VAE
 
-from .family_models import FAMILIES, family, step_inputs
+from .family_models import FAMILIES, Family, family, step_inputs
+from .weight_formats import FORMATS, in_format
 
 SHALLOW = {
     "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
     "transformer_depth_output": [0, 0, 0, 1, 1, 1, 1, 1, 1],
 }  # fmt: skip
-LEFT_OUT = {"minimax-h3"}
+LTX2 = FAMILIES["ltx"]._replace(network="lightricks.av_model.LTXAVModel", settings={}, width=7680, padding=0)
+SMALL = (128, 128)  # pixels
 
 
 def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
@@ -63,6 +65,10 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     import comfy.ops
     import torch
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
+    from resolute_pack.compile_cache.regions.region_weights import (  # type: ignore[import-not-found]
+        weight_layouts,
+        weight_slots,
+    )
     from resolute_pack.nodes.adapters.blocks import vaes  # type: ignore[import-not-found]
 
     from .video_models import VAES
@@ -84,14 +90,30 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         x, hint, text, y, step = empty(torch.half, (2, 4, 128, 128), (2, 3, 1024, 1024), (2, 77, 2048), (2, 2816), (2,))
         return _sites(model, Role.CONTROLNET, lambda: model(x, hint, step.float(), text, y))
 
-    def transformer(name: str, dtype: Any, operations: Any) -> Any:
-        about = family(name)
+    def network(about: Family, dtype: Any, operations: Any, device: str) -> Any:
         module, _, kind = about.network.rpartition(".")
         settings = {**about.settings, **dict.fromkeys(about.layers, 1), "dtype": dtype, "operations": operations}
-        model = getattr(importlib.import_module(f"comfy.ldm.{module}"), kind)(**settings, device="meta")
-        model = model.to("meta").eval().requires_grad_(False)  # LTX makes its table on the CPU
+        model = getattr(importlib.import_module(f"comfy.ldm.{module}"), kind)(**settings, device=device)
+        return model.to(device).eval().requires_grad_(False)  # LTX makes its table on the CPU
+
+    def transformer(name: str, dtype: Any, operations: Any) -> Any:
+        about = family(name)
+        model = network(about, dtype, operations, "meta")
         given = step_inputs(model, about, *about.sizes[0])
         return _sites(model, Role.UNET, lambda: model(**given))
+
+    def on_cpu(about: Family, form: str = "") -> Any:
+        model = network(about, torch.bfloat16, casting, "cpu")
+        if form:
+            weights = in_format(model.state_dict(), FORMATS[form])
+            model = network(about, torch.bfloat16, comfy.ops.mixed_precision_ops(), "cpu")
+            model.load_state_dict(weights, strict=False)
+        given = step_inputs(model, about, *SMALL)
+        if about is LTX2:  # a video and its sound
+            given["x"] = [given["x"], torch.zeros((1, 8, 16, 16), dtype=torch.bfloat16)]
+        found = _sites(model, Role.UNET, lambda: model(**given))
+        model.to("meta")
+        return [each for each in found if not form or any(weight_layouts(weight_slots(each[0].module)))]
 
     def module_of(kind: Any, settings: Mapping[str, Any], dtype: Any, device: str = "meta") -> Any:
         torch.set_default_dtype(dtype)
@@ -113,7 +135,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
 
     decode, encode, latent, image = autoencoder.Decoder, autoencoder.Encoder, (1, 4, 128, 128), (1, 3, 1024, 1024)
     plain, casting = comfy.ops.disable_weight_init, comfy.ops.manual_cast
-    others = [name for name in FAMILIES if name not in LEFT_OUT | {"flux"}]
+    others = [name for name in FAMILIES if name not in {"flux", "minimax-h3"}]
     return {
         "SDXL": lambda: unet({**SDXL, **SHALLOW}, 2048, 2816),
         "SD15": lambda: unet(SD15, 768, 0),
@@ -121,6 +143,9 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         "Flux": lambda: transformer("flux", torch.bfloat16, plain),
         "Flux-fp8": lambda: transformer("flux", torch.float8_e4m3fn, casting),
         **{name: lambda name=name: transformer(name, torch.bfloat16, plain) for name in others},  # type: ignore[misc]
+        "MiniMax-H3": lambda: on_cpu(FAMILIES["minimax-h3"]),
+        "LTX-2": lambda: on_cpu(LTX2),
+        "Z-Image-int8": lambda: on_cpu(FAMILIES["z-image"], "int8"),
         "VAE-fp16": lambda: coder(module_of(decode, VAE, torch.half), torch.half, "forward", *latent),
         "VAE-bf16": lambda: coder(module_of(decode, VAE, torch.bfloat16), torch.bfloat16, "forward", *latent),
         "VAE-encode": lambda: coder(module_of(encode, VAE, torch.bfloat16), torch.bfloat16, "forward", *image),

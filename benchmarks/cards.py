@@ -99,6 +99,8 @@ def _choose_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: Any 
     """In place of torch's choice, which asks the driver: the efficient kernel, for heads as wide as the VAE's too."""
     import torch
 
+    if q.is_cpu:
+        return torch._C._nn.scaled_dot_product_attention(q, k, v, attn_mask, scale=scale)
     bias = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, False, scale=scale)[0]
 

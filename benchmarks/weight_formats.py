@@ -59,11 +59,11 @@ def save(weights: Mapping[str, Any], form: str, name: str, out: Path) -> None:
     if form and FORMATS[form].gguf:
         gguf_file.write(weights, FORMATS[form].gguf, name, is_of_block, out)
         return
-    stored = weights if not form else _in_format(weights, FORMATS[form])
+    stored = weights if not form else in_format(weights, FORMATS[form])
     safetensors.torch.save_file({key: weight.cpu().contiguous() for key, weight in stored.items()}, str(out))
 
 
-def _in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
+def in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
     """The weights with the matrices of the blocks in a format; matrices that it cannot hold stay as they are."""
     import torch
 
