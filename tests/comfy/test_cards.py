@@ -18,8 +18,8 @@ from scripts.setup import comfyui
 # One region of each kind; `scripts/test --long` compiles all, for each card.
 FEW = "|".join((
     "SDXL (ResBlock 640 .*to 320|Spatial.* 640|Basic.* 640)", "Flux", "wan", "z-image", "qwen-image", "ltx",
-    "Z-Image-int8", "VAE-bf16 (Resnet.* 256 .*to 128|Attn|Upsample.* 512)", "VAE-encode Downsample 128", "SDXL-ControlNet .*hint",
-    "Wan-VAE ResidualBlock.next of 2 96", "HunyuanVideo-1.5-VAE ResnetBlock.next 256",
+    "Z-Image-int8", "VAE-bf16 (Resnet.* 256 .*to 128|Attn|Upsample.* 512)", "VAE-encode Downsample 128",
+    "SDXL-ControlNet .*hint", "Wan-VAE ResidualBlock.next of 2 96", "HunyuanVideo-1.5-VAE ResnetBlock.next 256",
 ))  # fmt: skip
 ALSO = ("sm_75", "sm_80", "sm_120", "gfx1100")
 

@@ -34,7 +34,7 @@ from ....torch_facts.private_names import (
 from . import operators
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
 from .lowering import code_of
-from .private_cache import place, place_binaries, private_cache, remove_other_source
+from .private_cache import IN_THIS_PROCESS, place, place_binaries, private_cache, remove_other_source
 from .shape_guards import ConfirmedSizes, ShapeGuards
 
 _GRAPH = "graph.pickle"
@@ -149,7 +149,7 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 
 def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     operators.register()
-    with private_cache():
+    with private_cache(), inductor_config.patch(IN_THIS_PROCESS):
         with zipfile.ZipFile(io.BytesIO(payload)) as container:
             for name in container.namelist():
                 if name.startswith(_LIBRARIES):

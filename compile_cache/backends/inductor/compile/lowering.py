@@ -31,7 +31,7 @@ from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .decompositions import decompositions
 from .environment import own_settings
 from .frames import convolutions_channels_last
-from .private_cache import header_settings, private_cache
+from .private_cache import IN_THIS_PROCESS, header_settings, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
 from .whole_rows import held_at_once
@@ -66,7 +66,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
         size_one_is_general(trace.oblivious),
         own_settings(),
         held_at_once(),
-        inductor_config.patch({**_options(device, trace), **header_settings()}),
+        inductor_config.patch({**_options(device, trace), **header_settings(), **IN_THIS_PROCESS}),
         # AOTAutograd's cache saves nothing for a graph without gradients or writes, and it would keep this one.
         functorch_config.patch(enable_autograd_cache=False),
     ):

@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 _INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 # Triton's texts, which nothing loads while the binary is there; they name the path of their source.
 _TEXTS = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
+# Inductor's setting for a compile and for a load. With more threads it starts a process for its own workers when the
+# first kernel is loaded: that imports torch for ten seconds at usual priority, and ours have compiled what it would.
+IN_THIS_PROCESS = {"compile_threads": 1}
 
 
 @contextlib.contextmanager
