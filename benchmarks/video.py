@@ -12,7 +12,6 @@ compiled one. `error` is the relative difference of a compiled result. With --fr
 GiB are free; then the second run counts, which is a compiled one, since a decode in tiles takes long. A later run with
 the same `--out` measures the cells that it lacks. A cell that cannot run says why.
 Without CUDA all widths and sizes are tiny, and nothing is measured.
-`benchmarks.video_whole` has whole prompts.
 """
 
 from __future__ import annotations

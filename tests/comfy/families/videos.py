@@ -86,6 +86,6 @@ DECODERS = {
         8,
         1,
     ),
-    "Cosmos": Decoder("cosmos.vae.CausalContinuousVideoTokenizer", _COSMOS, 4, 8, part="decoder"),
+    "Cosmos": Decoder("cosmos.vae.CausalContinuousVideoTokenizer", _COSMOS, 4, 8, part="decoder", not_on_cpu=1),
     "Mochi": Decoder("genmo.vae.model.Decoder", _MOCHI, 4, 4),
 }
