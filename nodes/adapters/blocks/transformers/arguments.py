@@ -71,16 +71,33 @@ def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple
 
     A first dimension of size 1 is a batch of one if the first tensor's is 1 too: it is a symbol, traced as 2 (see
     `general_hints`). `shared`: tensors that have a first dimension of 1 whatever the batch.
+
+    A table of rotations has only its tokens as a symbol beside the batch. Nothing else would say that the number of
+    heads is fixed, and kernels would divide by it for each element.
     """
     one = arguments.tensors[0].shape[:1] == (1,)
-    found = [
-        tuple(
-            _name(number, axis) if size != 1 or (axis == 0 and one and number not in shared) else None
-            for axis, size in enumerate(tensor.shape)
+    found = []
+    for number, tensor in enumerate(arguments.tensors):
+        fixed = _fixed_in_rotations(tensor.shape)
+        found.append(
+            tuple(
+                _name(number, axis)
+                if axis not in fixed and (size != 1 or (axis == 0 and one and number not in shared))
+                else None
+                for axis, size in enumerate(tensor.shape)
+            )
         )
-        for number, tensor in enumerate(arguments.tensors)
-    ]
     return (*found, *[(f"n{index}", None) for index in range(len(arguments.numbers))])
+
+
+def _fixed_in_rotations(shape: Sequence[int]) -> Sequence[int]:
+    """The dimensions of a table of rotations that no size of the latent changes; none of another shape.
+
+    It is (batch, tokens, heads or 1, half of a head, 2, 2), or has its tokens after a 1.
+    """
+    if len(shape) != 6 or tuple(shape[-2:]) != (2, 2):
+        return ()
+    return (1 if shape[1] == 1 else 2, 3, 4, 5)
 
 
 def _name(number: int, axis: int) -> str:
