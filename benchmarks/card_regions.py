@@ -61,7 +61,9 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     import comfy.cldm.cldm as controlnets
     import comfy.ldm.modules.diffusionmodules.model as autoencoder
     import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
+    import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
     import comfy.ldm.wan.vae as wan
+    import comfy.model_management
     import comfy.ops
     import torch
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
@@ -76,6 +78,8 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     def empty(dtype: Any, *shapes: Any) -> list[Any]:
         return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
 
+    ltx.get_max_chunk_size = lambda device: ltx.MAX_CHUNK_SIZE  # it asks for the card's memory
+    comfy.model_management.intermediate_device = lambda: torch.device("meta")
     kinds = {"dtype": torch.half, "device": "meta", "operations": comfy.ops.disable_weight_init}
 
     def unet(settings: dict[str, Any], text: int, pooled: int) -> Any:
@@ -124,7 +128,8 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
 
     def coder(model: Any, dtype: Any, method: str, *shape: int) -> Any:
         role = Role.VAE_ENCODE if shape[1] == 3 else Role.VAE_DECODE
-        return _sites(model, role, lambda: getattr(model, method)(*empty(dtype, shape)))
+        more = {"timestep": 0.05} if getattr(model, "timestep_conditioning", False) else {}  # LTX
+        return _sites(model, role, lambda: getattr(model, method)(*empty(dtype, shape), **more))
 
     def video(name: str, dtype: Any, *shape: int) -> Any:
         place, _, kind = VAES[name].kind.rpartition(".")
@@ -154,6 +159,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         "Wan-2.2-VAE": lambda: video("wan22", torch.bfloat16, 48, 4, 44, 80),
         "Cosmos-VAE": lambda: video("cosmos", torch.bfloat16, 16, 3, 44, 80),
         "Mochi-VAE": lambda: video("mochi", torch.bfloat16, 12, 3, 60, 106),
+        "LTX-VAE": lambda: video("ltx", torch.bfloat16, 128, 5, 16, 24),
         "MiniMax-H3-VAE": lambda: video("h3", torch.bfloat16, 24, 4, 30, 54),
         "Wan-VAE": lambda: video("wan", torch.bfloat16, 16, 9, 60, 104),
         "Wan-VAE-encode": lambda: coder(

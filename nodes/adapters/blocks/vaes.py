@@ -13,7 +13,7 @@ from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
 from ..foreign.core_code import is_core_class
 from . import pictures
 from .transformers import recognise
-from .videos import carried, plain, wan
+from .videos import carried, ltx, plain, wan
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ CODERS = (
     Coder(Role.VAE_DECODE, "decode", wan.decodes, wan.decoder_hooks),
     Coder(Role.VAE_ENCODE, "encode", wan.encodes, wan.encoder_hooks),
     Coder(Role.VAE_DECODE, _OF_DECODER, carried.is_decoder, carried.hooks),
+    Coder(Role.VAE_DECODE, _OF_DECODER, ltx.is_decoder, ltx.hooks),
     Coder(
         Role.VAE_DECODE, _OF_DECODER, _class("comfy.ldm.minimax.vae", "ViT3DDecoder"), recognise.hooks, in_tiles=True
     ),

@@ -32,7 +32,7 @@ class Bench(CompiledMethod):
 
     def call(self, latent: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            result: torch.Tensor = getattr(self.module, self.decoder.method)(latent.clone())
+            result: torch.Tensor = getattr(self.module, self.decoder.method)(latent.clone(), **self.decoder.arguments)
         return result
 
     def check(self, *size: int, bypasses: bool = False) -> dict[str, int]:

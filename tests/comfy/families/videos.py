@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,13 +28,22 @@ _MOCHI: dict[str, Any] = {
     "temporal_expansions": [2], "spatial_expansions": [2], "num_res_blocks": [1, 1, 1], "has_attention": [False] * 3,
     "padding_mode": "replicate", "output_norm": False, "causal": True,
 }  # fmt: skip
+_LTX: dict[str, Any] = {
+    "dims": 3, "in_channels": 8, "out_channels": 3, "base_channels": 8, "patch_size": 4, "norm_layer": "pixel_norm",
+    "causal": False,
+    "blocks": [
+        ["res_x", {"num_layers": 1}],
+        ["compress_all", {"residual": True, "multiplier": 2}],
+        ["res_x", {"num_layers": 2}],
+    ],
+}  # fmt: skip
 _WAN: dict[str, Any] = {"z_dim": 4, "dim_mult": [1, 1], "num_res_blocks": 1, "temperal_downsample": [True]}
 
 
 @dataclass(frozen=True)
 class Decoder:
     """kind: "module.Class" below comfy.ldm. settings: of a small one. part: of it, that has the method. channels: of
-    the latent. compiles: all regions. unused: that are counted all the same.
+    the latent. arguments: by name, beside the latent. compiles: all regions. unused: that are counted all the same.
     not_on_cpu: that inductor's code for the CPU gets wrong, so that they run eagerly there.
     """
 
@@ -46,6 +55,7 @@ class Decoder:
     method: str = "forward"
     unused: int = 0
     not_on_cpu: int = 0
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> Any:
         """The module that has the method."""
@@ -79,6 +89,19 @@ DECODERS = {
     "HunyuanVideo 1.5": Decoder("hunyuan_video.vae_refiner.Decoder", _REFINER, 8, 18, not_on_cpu=2),
     "HunyuanImage 2.1": Decoder(
         "hunyuan_video.vae_refiner.Decoder", {**_REFINER, "refiner_vae": False}, 8, 7, unused=1, not_on_cpu=2
+    ),
+    "LTX": Decoder(
+        "lightricks.vae.causal_video_autoencoder.Decoder",
+        {**_LTX, "timestep_conditioning": True, "spatial_padding_mode": "reflect"},
+        8,
+        10,
+        arguments={"timestep": 0.05},
+    ),
+    "LTX-2": Decoder(
+        "lightricks.vae.causal_video_autoencoder.Decoder",
+        {**_LTX, "timestep_conditioning": False, "spatial_padding_mode": "zeros"},
+        8,
+        10,
     ),
     "MiniMax H3": Decoder(
         "minimax.vae.ViT3DDecoder",
