@@ -21,6 +21,7 @@ from compile_cache.store.fingerprint import EnvironmentFingerprint
 
 from .. import pack
 from ..errors import SetupError
+from ..interpreter import start_anew_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,8 @@ def describe(file: Path) -> str:
     for _, label, size in contents.artifacts:
         sizes.setdefault(label, []).append(size)
     lines += [f"  {label}: {len(each)}, {sum(each) / 2**20:.1f} MB" for label, each in sorted(sizes.items())]
-    lines += ["for this environment:", *_listed(contents.environment)]
+    lines += ["for this environment:", *(f"  {name}: {value}" for name, value in contents.environment.components())]
     return "\n".join(lines)
-
-
-def _listed(environment: EnvironmentFingerprint) -> list[str]:
-    return [f"  {name}: {value}" for name, value in environment.components()]
 
 
 def export_to(file: Path, place: Place) -> BundleReport:
@@ -68,12 +65,10 @@ def export_to(file: Path, place: Place) -> BundleReport:
         known = bundle.environments(folder).items()
         found = {name: each for name, each in known if any((folder / name).glob(f"*{ENDING}"))}
         if environment not in found.values():
-            offered = "\n".join(f"--environment {name}:\n" + "\n".join(_listed(each)) for name, each in found.items())
-            raise SetupError(
-                f"{folder} has nothing for this machine's environment:\n"
-                + "\n".join(_listed(environment))
-                + (f"\nIt has:\n{offered}" if offered else "\nIt is empty: sample once with Compile Model first.")
-            )
+            differing = {name: "; ".join(environment.difference(each)) for name, each in found.items()}
+            offered = "".join(f"\n  --environment {name} has: {text}" for name, text in differing.items())
+            why = offered or " It is empty: sample once with Compile Model first."
+            raise SetupError(f"{folder} has nothing for this machine's environment.{why}")
         return bundle.export_bundle(ArtifactStore(folder, environment, limit), file)
 
 
@@ -140,10 +135,12 @@ def _named(folder: Path, name: str) -> EnvironmentFingerprint:
 def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
     """The settings and environment of a server with the ComfyUI of `place`.
 
-    Imports torch and ComfyUI, because ComfyUI's modules choose the device and set the flags of the environment.
+    Imports torch and ComfyUI, because ComfyUI's modules choose the device and set the flags of the environment. Without
+    torch the command starts anew with the Python that runs ComfyUI.
     """
     if place.comfyui is None or not (place.comfyui / "comfy" / "model_management.py").is_file():
         raise SetupError("--comfyui must name ComfyUI's folder, which contains main.py and comfy.")
+    start_anew_with("torch", place.comfyui)
     sys.path.insert(0, str(place.comfyui.resolve()))
     sys.argv = ["main.py", *place.server_arguments]
     try:
