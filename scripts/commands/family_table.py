@@ -67,14 +67,15 @@ _HEAD = """# Families
 What Compile Model does with each class of model that ComfyUI {version} supports. A script writes this page
 (`python -m scripts.commands.family_table`), and a test compares it with ComfyUI's source.
 
-- **catalogued**: its blocks are regions, and the tests compare it with eager at many sizes, batches and lengths.
-- **recognised**: its lists of equal modules become regions by the same rules. No test runs it here. A block
-  that cannot be traced runs eagerly, and the bypass names the reason.
-- A block with **experts** (HiDream, Hunyuan3D 2.1) picks tokens by their values, which neither a trace nor a
-  capture can follow. What is before the choice is a region, what is after it another one, and the expert for all
-  tokens a third. The choice and the chosen experts run eagerly, and the forward is not captured.
-- **captured whole**: it has no such list, so it runs its own code; on NVIDIA the whole forward is captured.
-- **left alone**: it runs its own code, for the reason that is given.
+A block with **experts** (HiDream, Hunyuan3D 2.1) picks tokens by their values, which neither a trace nor a capture can
+follow. What is before and after the choice, and the expert for all tokens, are regions; the chosen experts run eagerly.
+
+**Captured whole**, without repeated blocks: {whole}.
+
+**Recognised**: lists of equal modules become regions by the same rules, and no test runs them here. A block that cannot
+be traced runs eagerly, and the bypass says why. {recognised}.
+
+**Catalogued**: tests compare it with eager at many sizes, batches and lengths. What is left alone runs its own code.
 
 """
 
@@ -82,25 +83,24 @@ What Compile Model does with each class of model that ComfyUI {version} supports
 def page() -> str:
     """The page. ComfyUI must be importable."""
     known = _catalogued()
-    rows = []
+    rows, listed = [], dict[str, list[str]](recognised=[], whole=[])
     for network, names in _networks().items():
-        blocks = _blocks(network)
-        cells = [", ".join(names), network.rpartition(".")[2], ", ".join(blocks)]
-        rows.append(f"| {' | '.join([*cells, _what(network, blocks, known)])} |")
+        classes, blocks = ", ".join(names), _blocks(network)
+        if network in known or network in LEFT_ALONE or network == UNET:
+            rows.append(f"| {classes} | {', '.join(blocks)} | {_what(network, known)} |")
+        else:
+            listed["recognised" if blocks else "whole"].append(" ".join([classes, *(f"(`{each}`)" for each in blocks)]))
     source = Path(importlib.import_module("comfy").__path__[0]).parent / "comfyui_version.py"
     (version,) = re.findall(r'__version__ = "([\d.]+)"', source.read_text(encoding="utf-8"))
-    head = "| classes | network | repeated blocks | Compile Model |\n|---|---|---|---|\n"
-    return _HEAD.format(version=version) + head + "\n".join(rows) + "\n"
+    head = "| classes | repeated blocks | Compile Model |\n|---|---|---|\n"
+    texts = {what: "; ".join(each) for what, each in listed.items()}
+    return _HEAD.format(version=version, **texts) + head + "\n".join(rows) + "\n"
 
 
-def _what(network: str, blocks: list[str], known: dict[str, str]) -> str:
+def _what(network: str, known: dict[str, str]) -> str:
     if network == UNET:
         return "catalogued: residual and transformer blocks, and those over time of videos"
-    if network in known:
-        return f"catalogued: {known[network]}"
-    if network in LEFT_ALONE:
-        return f"left alone: {LEFT_ALONE[network]}"
-    return "recognised" if blocks else "captured whole"
+    return f"catalogued: {known[network]}" if network in known else f"left alone: {LEFT_ALONE[network]}"
 
 
 def _catalogued() -> dict[str, str]:
