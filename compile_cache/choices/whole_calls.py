@@ -163,16 +163,14 @@ class WholeCalls:
             return
         watch.stop()
         waited, *risen = [now - then for now, then in zip(self._counted(), before, strict=True)]
-        way = ORIGINAL if is_original else _way_of(risen, in_turn)
+        way = ORIGINAL if is_original else _way_of(risen)
         if way and size.takes(trial, way):
             self._runs.append(_Run(key.device, size, way, watch, waited))
 
     def _counted(self) -> tuple[float, ...]:
         """Read all that a call may add to: the seconds waited, and the counters that `_way_of` takes."""
         counters = self._stats.counters
-        streamed = counters.bypasses[BypassCode.STREAMED_WEIGHTS.value] + counters.streamed_bytes
-        waited = self._stats.waiting_seconds()
-        return waited, counters.eager_calls, counters.waiting_calls, counters.region_calls, streamed
+        return self._stats.waiting_seconds(), counters.eager_calls, counters.waiting_calls, counters.region_calls
 
     def _read(self, wait: bool) -> None:
         """Take over the times of the runs that the device has finished. wait: for all."""
@@ -230,13 +228,9 @@ class WholeCalls:
         ]  # fmt: skip
 
 
-def _way_of(risen: Sequence[float], in_turn: bool) -> str:
-    """Which way a call ran, by how the counters of `_counted` rose. Empty for a mixture of both, and for one that is
-    compared as it comes and whose weights came from the host: how many come differs from call to call.
-    """
-    eager, waiting, regions, streamed = risen
-    if streamed and not in_turn:
-        return ""
+def _way_of(risen: Sequence[float]) -> str:
+    """Which way a call ran, by how the counters of `_counted` rose. Empty for a mixture of both."""
+    eager, waiting, regions = risen
     if not eager:
         return COMPILED
     return ORIGINAL if waiting and not regions else ""  # eager without a wait: in place of compiled code
