@@ -194,7 +194,8 @@ def count(run: Run) -> None:
     is_sampling = run.role in {role.value for role in WHOLE_DIFFUSION_MODEL}
     found = of(run) if is_sampling and not (run.stopped or run.is_warm_up) else None
     if found is not None:
-        _saved_seconds += (run.seconds - run.waited) * (found.ratio - 1) - run.waited
+        worked = run.seconds_without_waits
+        _saved_seconds += worked * (found.ratio - 1) - (run.seconds - worked)
 
 
 def saved_seconds() -> float:

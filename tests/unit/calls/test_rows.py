@@ -178,9 +178,9 @@ def test_each_wait_has_its_sentence() -> None:
 def test_a_wait_for_comparisons_has_its_reason() -> None:
     counts = {"verifications": 7, "graph_calls": 4}
     found = run(counts=counts, waits=(wait("compile", 0, 1.5),), waited=1.5, width=512, height=512)
-    compared = "compared 7 regions with the original in 1.5 s: no size like this one was used before."
+    compared = "compared 7 regions with the original in 1.5 s: the first size like this one since comfyui started."
     assert [str(text).lower() for text in rows.reasons(found)] == [compared]
-    assert rows.status(found) == "512x512: nothing compiled, 0.12 s/step"
+    assert rows.status(found) == "512x512: nothing compiled, compared 7 regions with the original in 1.5 s, 0.12 s/step"
     compiled = run(counts={**counts, "region_compiles": 7}, waits=(wait("compile", 0, 1.5),), waited=1.5)
     assert not any("ompared" in text for text in rows.reasons(compiled)), "a compile contains it"
     assert rows.reasons(run(counts=counts, waits=(wait("compile", 0, 0.01),), waited=0.01)) == []
