@@ -1,6 +1,5 @@
 // The table of a model's sizes in the panel: one row for each size, however many shapes (lengths of prompts) it has.
 import { element, mebibytes } from "./dom.js";
-import { isSampling } from "./live.js";
 import { ROLES, say } from "./words.js";
 
 const STATES = { memory: "ready", disk: "on disk", unknown: "to compile" };

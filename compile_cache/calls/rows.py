@@ -221,6 +221,7 @@ def totals(data: Mapping[str, Any]) -> list[Text]:
     text = "{seconds} s spent compiling and capturing; {used} of {budget} MiB used by captures"
     used, budget = data["bytes"] >> 20, data["budget_bytes"] >> 20
     return [
+        Text("{regions} regions, {sizes} sizes ready", regions=data["regions_ready"], sizes=data["sizes_ready"]),
         Text.joined(", ", counted(counters).values()),
         Text(text, seconds=f"{counters['stall_seconds']:.1f}", used=used, budget=budget),
         *(
@@ -276,9 +277,9 @@ def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table as narrow as it can be, since the node shows it."""
     if not entries:
         return []
-    wide = 2 + max(len(_size(entry)) for entry in entries)
+    wide = 2 + max(len(size_of(entry)) for entry in entries)
     return ["", f"{'size':<{wide}}{'what':<12}{'backend':<10}{'hits':>5}{'MiB':>8}"] + [
-        f"{_size(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
+        f"{size_of(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
         f"{entry['bytes'] / 2**20:>8.1f}"
         for entry in entries
     ]
@@ -286,10 +287,10 @@ def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def capture_name(entry: Mapping[str, Any]) -> str:
     """Of an entry of `cache_report.report`: "1024x1024, batch 2  sampling"."""
-    return f"{_size(entry)}  {_role(entry)}"
+    return f"{size_of(entry)}  {_role(entry)}"
 
 
-def _size(entry: Mapping[str, Any]) -> str:
+def size_of(entry: Mapping[str, Any]) -> str:
     """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
     return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))
 

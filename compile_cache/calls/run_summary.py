@@ -29,7 +29,8 @@ class Run:
     model: the name of its architecture. width, height: in pixels, of what the user asked for. batch: the user's images,
     without the negative prompt's half. steps: 0 where there are none. started: Unix seconds. seconds: the whole run;
     waited: of these, compiling, loading and capturing; waits: the same seconds one by one. beside: the waits of
-    ControlNets meanwhile, which have runs of their own. counts: how far the counters rose. events: of this time. stopped: the user cancelled it. regions: how many of the prompt's regions are compiled.
+    ControlNets meanwhile, which have runs of their own. counts: how far the counters rose. events: of this time.
+    stopped: the user cancelled it. regions: how many of the prompt's regions are compiled.
     why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
     structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
     formats: what computes its quantized weights: "int8_tensorwise products".

@@ -51,7 +51,7 @@ def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfySe
     cache = server.client.get("/resolute/cache")
     models = [model for model in cache["models"] if model["shapes"]]
     sampled = {
-        shape["size"].split(",")[0]
+        (model["model"], shape["size"])
         for model in models
         for shape in model["shapes"]
         if shape["role"] == "unet" and shape["state"] in ("captured", "memory")

@@ -86,9 +86,10 @@ class CompileProgress:
     def set_total(self, ready: int, regions: int) -> None:
         """The node runs, and so many of its regions are ready. The bar of the other nodes counts them too."""
         _results.pop(str(self.node_id), None)
-        self._note_count(ready, regions)
+        self.note_count(ready, regions)
 
-    def _note_count(self, ready: int, regions: int) -> None:
+    def note_count(self, ready: int, regions: int) -> None:
+        """So many of the node's regions are ready."""
         self._count = (ready, regions)
         if self.node_id is not None:
             _counts[self.node_id, self._doing] = self._count
@@ -121,15 +122,17 @@ class CompileProgress:
     def prompt_runs(self) -> bool:
         return prompt_runs()
 
-    def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
+    def report(self, done: int, total: int, left: Sequence[str] = ()) -> None:
         """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""
         global _compiler_started
-        logger.info("Resolute: %s", text)
         is_begin = self._ticker is None or self._loading is not None
         has_ended = not is_begin and done > self._count[0]
         self._note_seconds(Counter(left), is_begin, has_ended)
         _compiler_started = _compiler_started or has_ended
-        self._note_count(done, total)
+        is_new = is_begin or (done, total) != self._count
+        self.note_count(done, total)
+        if is_new:
+            logger.info("Resolute: %d of %d regions are compiled", *self.count)
         if is_begin:
             self._stop()
             self._loading = None

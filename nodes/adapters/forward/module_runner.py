@@ -142,6 +142,8 @@ class ModuleRunner:
         counters = cache.stats.counters
         waiting, eager = counters.waiting_calls, counters.eager_calls
         result = cache.run(program, call, None if inspected else recheck)
+        if inspect_modules:
+            self.progress.note_count(*program.regions)
         if counters.waiting_calls != waiting:
             self.progress.waits()
         elif self.progress.is_waiting and counters.eager_calls == eager:

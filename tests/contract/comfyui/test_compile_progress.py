@@ -47,8 +47,8 @@ def test_the_text_says_what_comes_after_compiling(module: ModuleType, shown: lis
     progress.set_total(0, 3)
     progress.begin_run()
     try:
-        progress.report(0, 3, "")
-        progress.report(2, 3, "")  # when the second region ended
+        progress.report(0, 3)
+        progress.report(2, 3)  # when the second region ended
         assert shown[-1] == "compiling 3 of 3, 0 s"
         if is_cancelled:
             raise progress.cancellations[0]
@@ -100,13 +100,13 @@ def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
     progress = module.CompileProgress(None, "sampling", lambda: now[0])
     progress.begin_run()
     try:
-        progress.report(0, 3, "", ["ResBlock", "ResBlock", "Attention"])
+        progress.report(0, 3, ["ResBlock", "ResBlock", "Attention"])
         assert shown[-1] == "compiling 1 of 3, 0 s"
         now[0] = 20.0
-        progress.report(1, 3, "", ["ResBlock", "Attention"])
+        progress.report(1, 3, ["ResBlock", "Attention"])
         assert shown[-1] == "compiling 2 of 3, 20 s", "Attention was never measured"
         now[0] = 27.0
-        progress.report(2, 3, "", ["ResBlock"])
+        progress.report(2, 3, ["ResBlock"])
         assert shown[-1] == "compiling 3 of 3, 27 s, about 20 s left"
         assert (progress._took.of("ResBlock"), progress._took.of("Attention")) == (20.0, 7.0)
     finally:

@@ -239,6 +239,8 @@ def test_the_report_has_each_fact_once() -> None:
     }
     data = {
         "counters": {"region_compiles": 15, "stall_seconds": 2.25, "bypasses": {"gradient": 3}},
+        "regions_ready": 2,
+        "sizes_ready": 1,
         "bytes": 5 << 20,
         "budget_bytes": 64 << 20,
         "modules": [
@@ -250,6 +252,7 @@ def test_the_report_has_each_fact_once() -> None:
         "entries": [entry],
     }
     assert rows.report(data).splitlines() == [
+        "2 regions, 1 size ready",
         "0 replays, 0 calls through regions, 0 eager calls, 0 captures, 15 region compiles, 0 region loads",
         "2.2 s spent compiling and capturing; 5 of 64 MiB used by captures",
         "bypassed 3 times: gradient",
