@@ -34,6 +34,7 @@ _QUIET = 0.5  # seconds of loading before a text says so: most loads are faster
 _counts: dict[tuple[str, str], tuple[int, int]] = {}
 _results: dict[str, dict[str, str]] = {}  # by compile node and by what they are for: the latest
 _compiler_started = False  # a region was compiled in this process
+_logged = (0, 0)  # the latest count in the log
 
 
 class CompileProgress:
@@ -61,7 +62,7 @@ class CompileProgress:
         self._waited_before = 0.0
         self._count = (0, 0)
         self._loading: int | None = None  # regions; None while some are compiled
-        self._shown = ""
+        self._shown = "", 0
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
         self.of_call: CallBar | None = None  # while a call runs that may take long
@@ -124,15 +125,15 @@ class CompileProgress:
 
     def report(self, done: int, total: int, left: Sequence[str] = ()) -> None:
         """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""
-        global _compiler_started
+        global _compiler_started, _logged
         is_begin = self._ticker is None or self._loading is not None
         has_ended = not is_begin and done > self._count[0]
         self._note_seconds(Counter(left), is_begin, has_ended)
         _compiler_started = _compiler_started or has_ended
-        is_new = is_begin or (done, total) != self._count
         self.note_count(done, total)
-        if is_new:
-            logger.info("Resolute: %d of %d regions are compiled", *self.count)
+        if self.count != _logged:
+            _logged = self.count
+            logger.info("Resolute: %d of %d regions are compiled", *_logged)
         if is_begin:
             self._stop()
             self._loading = None
@@ -166,15 +167,15 @@ class CompileProgress:
         ticker, self._ticker = self._ticker, None
         if ticker is not None:
             ticker.stop()
-        self._shown = ""
+        self._shown = "", 0
 
     def _tick(self) -> None:
         """Show the text again if it changed."""
         done, total = self.count if self._loading is None else (0, self._loading)
         seconds = self._waiting() - self._waited_before
         text = self._text(done, total, seconds) if self._loading is None else _loading(total, seconds)
-        if text != self._shown:
-            self._shown = text
+        if (text, done) != self._shown:
+            self._shown = text, done
             show_on_node(text, self.node_id)
             stopping = comfy.model_management.processing_interrupted()
             broadcast("working", text=text, words=words_of(text), done=done, total=total, stopping=stopping)
