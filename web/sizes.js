@@ -66,7 +66,7 @@ export function modelTable(model, measurements, hasCaptures, t) {
     { class: "resolute-model" },
     element("h4", {}, `${model.name}${kind}`),
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)),
-    measured.map((each) => element("p", { class: "resolute-measured" }, say(each.text, each.words, t))),
+    measured.map((each) => element("p", { class: "resolute-measured" }, `${say(each.text, each.words, t)} (${each.date})`)),
     more ? element("p", { class: "resolute-faint" }, more) : null,
   );
 }

@@ -97,6 +97,7 @@ def plain(run: Run) -> dict[str, Any]:
         "counts": {name: run.counts.get(name, 0) for name in _COUNTED},
         "status": status(run),
         "segments": run.segments(),
+        "bypasses": dict(run.bypasses),
         **texts,
         "words": {name: [words_of(text) for text in some] for name, some in texts.items()},
     }
@@ -236,8 +237,8 @@ def report(data: Mapping[str, Any]) -> Text:
     text_lines: list[str] = [*totals(data), *_modules(data["modules"]), *map(_attention, data["attention"])]
     text_lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
     for each in data["measurements"]:
-        text = "measured on {device}: {model} {result}"
-        text_lines.append(Text(text, device=each["device"], model=each["model"], result=each["text"]))
+        values = {name: each[name] for name in ("device", "date", "model")}
+        text_lines.append(Text("measured on {device}, {date}: {model} {result}", **values, result=each["text"]))
     if left_out := sorted({name for module in data["modules"] for name in module["left_out"]}):
         text_lines.append(Text("left out of compiling: {names}", names=", ".join(left_out)))
     return Text.joined("\n", [*text_lines, *_captures(data["entries"])])

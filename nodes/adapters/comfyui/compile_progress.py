@@ -35,6 +35,7 @@ _counts: dict[tuple[str, str], tuple[int, int]] = {}
 _results: dict[str, dict[str, str]] = {}  # by compile node and by what they are for: the latest
 _compiler_started = False  # a region was compiled in this process
 _logged = (0, 0)  # the latest count in the log
+_clock: tuple[str | None, float] = None, 0.0  # the prompt whose waits are shown, and the seconds of those before it
 
 
 class CompileProgress:
@@ -59,7 +60,6 @@ class CompileProgress:
         self._took = CompileSeconds(None, "") if took is None else took
         self._left: Counter[str] = Counter()  # kinds of the regions that are left
         self._ended_at = 0.0  # on the clock of waits, when the last region ended
-        self._waited_before = 0.0
         self._count = (0, 0)
         self._loading: int | None = None  # regions; None while some are compiled
         self._shown = "", 0
@@ -96,8 +96,11 @@ class CompileProgress:
             _counts[self.node_id, self._doing] = self._count
 
     def begin_run(self) -> None:
-        """A sampling run or a decode begins: its seconds count from here."""
-        self._waited_before, self.came = self._waiting(), 0
+        """A sampling run or a decode begins. Seconds count from the first one of its prompt."""
+        global _clock
+        self.came = 0
+        if _clock[0] != (prompt := get_progress_state().prompt_id):
+            _clock = prompt, self._waiting()
 
     def waits(self) -> None:
         """A call ran originals in place of code that is being compiled."""
@@ -172,7 +175,7 @@ class CompileProgress:
     def _tick(self) -> None:
         """Show the text again if it changed."""
         done, total = self.count if self._loading is None else (0, self._loading)
-        seconds = self._waiting() - self._waited_before
+        seconds = self._waiting() - _clock[1]
         text = self._text(done, total, seconds) if self._loading is None else _loading(total, seconds)
         if (text, done) != self._shown:
             self._shown = text, done
@@ -195,24 +198,22 @@ class CompileProgress:
             self._ended_at = now
 
     def _text(self, done: int, total: int, seconds: float) -> Text:
-        text = self._compiling(done, total, seconds)
-        left = self._took.left(self._left.elements(), not _compiler_started)
-        if left is None or comfy.model_management.processing_interrupted():
-            return text
+        first, elapsed = not _compiler_started, self._waiting() - self._ended_at
+        ends = min(self._took.left([kind], first)[0] for kind in self._left or ("",))  # the part that compiles now
+        if comfy.model_management.processing_interrupted():
+            text = "stops when this part is compiled, about {rest} s; {done} of {total} are kept"
+            return Text(text, rest=rounded(max(ends - elapsed, 1.0)), done=done, total=total)
+        others = (total - done) - (self._count[1] - self._count[0])  # regions of the prompt's other nodes
+        left, is_rough = self._took.left([*self._left.elements(), *[""] * others], first)
         # A compile that takes longer than it did is about to end, as far as anybody knows.
-        rest = left - min(self._waiting() - self._ended_at, self._next_seconds())
-        return Text("{text}, about {rest} s left", text=text, rest=rounded(rest)) if rest >= 1 else text
-
-    def _next_seconds(self) -> float:
-        """The seconds of the shortest region that is left, with the compiler's start before the first."""
-        start = 0.0 if _compiler_started else self._took.of(START) or 0.0
-        return start + min((self._took.of(kind) or 0.0 for kind in self._left), default=0.0)
+        rest, text = left - min(elapsed, ends), self._compiling(done, total, seconds)
+        if is_rough:
+            return Text("{text}, about {minutes} min, this once", text=text, minutes=max(round(rest / 60), 1))
+        return Text("{text}, about {rest} s left", text=text, rest=rounded(max(rest, 1.0)))
 
     @staticmethod
     def _compiling(done: int, total: int, seconds: float) -> Text:
         whole = round(seconds)
-        if comfy.model_management.processing_interrupted():
-            return Text("stopping; {done} of {total} are kept", done=done, total=total)
         if not _compiler_started:
             return Text("starting the compiler, then {count} regions, {seconds} s", count=total - done, seconds=whole)
         return Text(

@@ -24,7 +24,7 @@ def report() -> dict[str, Any]:
     models: for each remembered model and shape, whether it is ready in memory or on disk. attention: the kernel of each
     shape that was measured. whole_calls: calls that were compared, with their seconds compiled and eager. device: see
     `_device`. measurements: what *Measure against stock* found on this device. saved_seconds: what that saved since the
-    start.
+    start; 0 while waits took more.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
@@ -54,7 +54,7 @@ def report() -> dict[str, Any]:
         "whole_calls": cache.whole_calls.report(),
         "device": _device(),
         "measurements": stock_measurements.here(),
-        "saved_seconds": round(stock_measurements.saved_seconds(), 1),
+        "saved_seconds": max(round(stock_measurements.saved_seconds(), 1), 0.0),
     }
 
 

@@ -248,7 +248,9 @@ def test_the_report_has_each_fact_once() -> None:
         ],
         "attention": [{"q": [2, 3, 9, 8], "kernel": "math", "milliseconds": {"math": 1.0, "flash": 2.0}}],
         "whole_calls": [{**decode, "is_settled": settled, "is_left_alone": alone} for settled, alone in states],
-        "measurements": [{"device": "H100", "model": "SDXL", "text": "1024x1024: 1.10 s, 2.9x stock"}],
+        "measurements": [
+            {"device": "H100", "date": "2026-11-27", "model": "SDXL", "text": "1024x1024: 1.10 s, 2.9x stock"}
+        ],
         "entries": [entry],
     }
     assert rows.report(data).splitlines() == [
@@ -261,7 +263,7 @@ def test_the_report_has_each_fact_once() -> None:
         "attention of 2x3x9x8 with math: flash 2.00 ms, math 1.00 ms",
         "decoding 1x16x21x60x104 falls back to eager: 1.3 s compiled, 1.1 s eager on this device",
         "decoding 1x16x21x60x104 runs compiled: 1.3 s, 1.1 s eager on this device",
-        "measured on H100: SDXL 1024x1024: 1.10 s, 2.9x stock",
+        "measured on H100, 2026-11-27: SDXL 1024x1024: 1.10 s, 2.9x stock",
         "left out of compiling: mid",
         "",
         "size     what        backend    hits     MiB",
