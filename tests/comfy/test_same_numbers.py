@@ -138,6 +138,8 @@ def told(make_server: Any, tmp_path_factory: pytest.TempPathFactory, tiny_prompt
 
 PROMPTS = ["cancelled", "first", "batch", "second model", "another model", "ControlNet", "after it"]
 EACH = pytest.mark.parametrize("when", [*PROMPTS, "restart"])
+SIZES = {"cancelled": 0, "first": 1, "batch": 2, "second model": 2, "another model": 3, "ControlNet": 3}
+SIZES |= {"restart": 3, "after it": 4}
 
 
 @EACH
@@ -152,8 +154,8 @@ def test_each_place_has_the_regions_that_are_kept(told: dict[str, Told], when: s
         logged = re.findall(r"Resolute: (\d+) of (\d+) regions are compiled", now.log)
         assert logged[-1] == (str(last["done"]), str(last["total"]))
         assert len(set(logged)) == len(logged), "each is logged once"
-        totals = {each["total"] for each in now.badge}
-        assert totals == {last["total"]}, [each["text"] for each in now.badge if each["total"] != last["total"]]
+        totals = [each["total"] for each in now.badge]
+        assert totals == sorted(totals), "it may grow once, when ComfyUI executes the other compile node"
 
 
 @EACH
@@ -165,7 +167,7 @@ def test_each_place_has_the_sizes_that_are_ready(told: dict[str, Told], when: st
         if model["name"] == "BASE"
     ]
     sizes = now.cache["sizes_ready"]
-    assert sizes == sum(map(len, rows))
+    assert sizes == sum(map(len, rows)) == SIZES[when]
     assert f" regions, {sizes} size{'' if sizes == 1 else 's'} ready\n" in now.report
     if when == "restart":
         logged = re.findall(r"regions are there for (\d+) sizes of BASE, 0 compiles expected", now.log)

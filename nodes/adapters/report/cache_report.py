@@ -46,7 +46,7 @@ def report() -> dict[str, Any]:
     return {
         **cache.report(),
         "regions_ready": sum(registry.get(name).ready_regions() for name in registry.NAMES),
-        "sizes_ready": shape_status.count_ready(models),
+        "sizes_ready": shape_status.count_ready(models, cache),
         "modules": modules,
         "store": stored,
         "models": models,

@@ -61,10 +61,7 @@ def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
 def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     """(width, height), in pixels, of pictures whose graphs are in memory, or on disk if none is in memory."""
     ready: dict[str, list[tuple[int, int]]] = {MEMORY: [], DISK: [], UNKNOWN: []}
-    captured = [
-        {**key.graph.plain(), "size": cache.shapes.size_of(key.graph), "state": MEMORY} for key, _ in cache.captured()
-    ]
-    for shape in [*captured, *(shape for model in models(cache, device) for shape in model["shapes"])]:
+    for shape in [*_captured(cache), *(shape for model in models(cache, device) for shape in model["shapes"])]:
         size = sides_in(shape["size"])  # in the cells of its own model; none where an earlier version noted no size
         if (
             size is not None
@@ -75,11 +72,20 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     return list(dict.fromkeys(ready[MEMORY] or ready[DISK]))
 
 
-def count_ready(remembered: Iterable[Mapping[str, Any]]) -> int:
-    """How many rows of the panel's tables of diffusion models are ready. remembered: from `models`."""
-    found = [(model["model"], shape) for model in remembered for shape in model["shapes"]]
-    ready = [each for each in found if each[1]["state"] == MEMORY and each[1]["role"] in WHOLE_DIFFUSION_MODEL]
-    return len({(model, size_of(shape)) for model, shape in ready})
+def count_ready(remembered: Iterable[Mapping[str, Any]], cache: GraphCache) -> int:
+    """How many rows of the panel's tables of diffusion models are ready, and captured sizes that no table has.
+
+    remembered: from `models`.
+    """
+    shapes = [*_captured(cache), *(shape for model in remembered for shape in model["shapes"])]
+    ready = [each for each in shapes if each["state"] == MEMORY and each["role"] in WHOLE_DIFFUSION_MODEL]
+    return len({(each["model"], size_of(each)) for each in ready})
+
+
+def _captured(cache: GraphCache) -> list[dict[str, Any]]:
+    return [
+        {**key.graph.plain(), "size": cache.shapes.size_of(key.graph), "state": MEMORY} for key, _ in cache.captured()
+    ]
 
 
 def line(model: Model, cache: GraphCache, device: torch.device) -> str:
