@@ -28,6 +28,7 @@ class Counters:
     signatures: int = 0  # distinct calls; each costs one capture at most
     region_compiles: int = 0
     region_loads: int = 0  # compiled regions loaded from disk
+    region_preloads: int = 0  # of these, by the thread that loads ahead of prompts
     compile_failures: int = 0
     verifications: int = 0
     captures: int = 0
@@ -89,6 +90,7 @@ class Stats:
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
         self._event_count = self._wait_count = 0  # also of those no longer kept
+        self._wait: Event | None = None  # the latest of `_waits`, unless a mark came after it
         self._stretch: tuple[Event, int, int] | None = None  # the latest of kind originals, its calls, and all others
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
@@ -124,12 +126,13 @@ class Stats:
         if not seconds:
             return
         self.counters.stall_seconds += seconds
-        now, last = time.time(), self._waits[-1] if self._waits else None
+        now, last = time.time(), self._wait
         follows = last is not None and now - seconds - last.at < _MOMENT
         if last is not None and follows and (last.kind == kind or seconds < _MOMENT):
-            self._waits[-1] = Event(last.kind, "", last.seconds + seconds, now)
+            self._wait = self._waits[-1] = Event(last.kind, "", last.seconds + seconds, now)
             return
-        self._waits.append(Event(kind, "", seconds, now))
+        self._wait = Event(kind, "", seconds, now)
+        self._waits.append(self._wait)
         self._wait_count += 1
 
     @contextmanager
@@ -164,7 +167,7 @@ class Stats:
         """This moment, to ask later what happened since."""
         counters = self.snapshot()
         with self._lock:
-            self._stretch = None
+            self._stretch = self._wait = None
             return Mark(counters, self._event_count, self._wait_count)
 
     def since(self, mark: Mark) -> dict[str, Any]:
@@ -173,11 +176,13 @@ class Stats:
         """
         now, before = self.snapshot(), mark.counters
         with self._lock:
+            self._wait = None  # what is waited for from here on is no part of it
             events = tuple(self._events)[max(len(self._events) - (self._event_count - mark.events), 0) :]
             waits = tuple(self._waits)[max(len(self._waits) - (self._wait_count - mark.waits), 0) :]
         rise = Counter(now["bypasses"]) - Counter(before["bypasses"])
         counts = {name: value - before[name] for name, value in now.items() if name != "bypasses"}
         waited = counts.pop("stall_seconds")
+        counts["region_loads"] -= counts.pop("region_preloads")  # no work of a run, even if they fell into it
         return {"counts": counts, "waited": waited, "bypasses": dict(rise), "events": events, "waits": waits}
 
     def forward_ran(self, compiled: bool, waits: bool = False, started: float = 0.0) -> None:

@@ -10,7 +10,7 @@ export function badgeText(live, t) {
   if (live.coming) return say(live.coming.text, live.coming.words, t);
   if (live.problem) return t("no answer");
   if (!live.cache) return t("loading");
-  const counts = { regions: live.regions, sizes: live.readySizes.size };
+  const counts = { regions: live.regions, sizes: live.readySizes };
   return counts.regions ? t("{regions} regions, {sizes} sizes ready", counts) : t("{sizes} sizes ready", counts);
 }
 

@@ -97,19 +97,12 @@ export class Live extends EventTarget {
     return this.cache?.regions_ready ?? 0;
   }
 
-  // Sizes of diffusion models that run without a wait, as "1024x1024".
   get readySizes() {
-    const shapes = [...(this.cache?.entries ?? []), ...(this.cache?.models ?? []).flatMap((model) => model.shapes)];
-    const ready = shapes.filter((shape) => ["captured", "memory"].includes(shape.state) && isSampling(shape));
-    return new Set(ready.map((shape) => (shape.size || shape.latent_shape.join("x")).split(",")[0])); // of any batch
+    return this.cache?.sizes_ready ?? 0;
   }
 }
 
 // The first line of what a node threw.
 export function failure({ exception_message: message }) {
   return String(message ?? "").trim().split("\n")[0];
-}
-
-export function isSampling(shape) {
-  return ["unet", "deepcache_full"].includes(shape.role);
 }

@@ -62,7 +62,7 @@ async function reportError(error) {
 }
 
 function iconBadge() {
-  return live.working ? "…" : live.readySizes.size ? String(live.readySizes.size) : null;
+  return live.working ? "…" : live.readySizes ? String(live.readySizes) : null;
 }
 
 // ComfyUI asks for the text of an icon's badge once, and again when the tab's function changes.

@@ -1,6 +1,5 @@
 // The table of a model's sizes in the panel: one row for each size, however many shapes (lengths of prompts) it has.
 import { element, mebibytes } from "./dom.js";
-import { isSampling } from "./live.js";
 import { ROLES, say } from "./words.js";
 
 const STATES = { memory: "ready", disk: "on disk", unknown: "to compile" };
@@ -67,7 +66,7 @@ export function modelTable(model, measurements, hasCaptures, t) {
     { class: "resolute-model" },
     element("h4", {}, `${model.name}${kind}`),
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)),
-    measured.map((each) => element("p", { class: "resolute-measured" }, say(each.text, each.words, t))),
+    measured.map((each) => element("p", { class: "resolute-measured" }, `${say(each.text, each.words, t)} (${each.date})`)),
     more ? element("p", { class: "resolute-faint" }, more) : null,
   );
 }

@@ -156,8 +156,7 @@ class GraphCache:
                     raise
         if out_of_memory:  # not in the handler: the error's frames hold tensors until it ends
             return self._answer_out_of_memory(call, key)
-        is_new = difference is not None or action is Action.CAPTURE
-        if action is not Action.EAGER and is_new and call.capture_blocker is None:
+        if action is not Action.EAGER and call.capture_blocker is None:  # also where a cancelled call was the first one
             self.shapes.record(call.key, program, seconds, key.torch_flags)
         return result
 

@@ -12,14 +12,16 @@ from typing import Any
 from ..keys import Role
 from ..stats import SHORT_WAIT
 from ..texts import Text, words_of
-from .misses import SINCE
+from .misses import FIRST, SINCE
 from .reason_texts import because, in_short
-from .run_summary import Run, came_text, time_text
+from .run_summary import SAID, Run, came_text, time_text
 
 _MAX_REASONS = 4
 _MAX_NEW_SIGNATURES = 3
-_BACKEND = "the backend"  # text of the event of loading it
-# Counters of a run in `GET /resolute/runs`.
+# Texts of events of kind load: before the first model of a process, and before each other one.
+BACKEND, MODEL = "the backend", "the model's blocks"
+# Fields and counters of a run in `GET /resolute/runs`.
+_AS_IT_IS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped")
 _COUNTED = ("replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads", "verifications")
 
 _ROLES = {
@@ -74,34 +76,28 @@ def reasons(run: Run) -> list[Text]:
     if run.why_no_calls:
         sentences.append(Text("{why}.", why=run.why_no_calls))
     kept = list(dict.fromkeys(text.as_sentence() for text in sentences))
-    more = [Text("And {count} more.", count=len(kept) - _MAX_REASONS)] if len(kept) > _MAX_REASONS else []
-    return [*kept[:_MAX_REASONS], *more]
+    more = len(kept) - _MAX_REASONS
+    return [*kept[:_MAX_REASONS], *([Text("And {count} more.", count=more)] if more > 0 else [])]
 
 
 def marks(run: Run) -> list[Text]:
     """Labels that set a run apart, for its line in the panel."""
     labels = [Text("warm-up")] if run.is_warm_up else []
     labels += [Text("cancelled")] if run.stopped else []
-    return labels + [Text("loading the backend, {time}", time=time_text(each)) for each in _backend_seconds(run)]
+    return labels + [Text("loading the backend, {time}", time=time_text(each)) for each in _loads(run, BACKEND)]
 
 
 def plain(run: Run) -> dict[str, Any]:
     """For the panel and `GET /resolute/runs`. words: how a front end says the other texts in another language."""
     texts: dict[str, Sequence[str]] = {"lines": lines(run), "reasons": reasons(run), "marks": marks(run)}
     return {
-        "model": run.model,
-        "structure": run.structure,
-        "file": run.file,
-        "role": run.role,
-        "size": run.size,
-        "steps": run.steps,
-        "started": run.started,
+        **{name: getattr(run, name) for name in _AS_IT_IS},
         "seconds": round(run.seconds, 4),
         "waited": round(run.waited, 4),
         "counts": {name: run.counts.get(name, 0) for name in _COUNTED},
         "status": status(run),
-        "stopped": run.stopped,
         "segments": run.segments(),
+        "bypasses": dict(run.bypasses),
         **texts,
         "words": {name: [words_of(text) for text in some] for name, some in texts.items()},
     }
@@ -130,19 +126,20 @@ def _work(run: Run) -> list[Row]:
     if (compiles := run.counts.get("region_compiles", 0)) and not came_behind:
         text = Text("compiled {count} regions in {time}", count=compiles, time=time_text(run.seconds_of("compile")))
         rows.append(Row(text, _why_compiled(run), is_result=True))
-    elif (compared := compiles or run.counts.get("verifications", 0)) and (
-        seconds := run.seconds_of("compile")
-    ) >= SHORT_WAIT:
+    elif (count := compiles or run.counts.get("verifications", 0)) and run.seconds_of("compile") >= SHORT_WAIT:
         # Code is compared with the original before its first use at sizes for which its guards prove nothing.
-        text = Text("compared {count} regions with the original in {time}", count=compared, time=time_text(seconds))
-        why = Text("their code has just come") if came_behind else Text("no size like this one was used before")
-        rows.append(Row(text, why))
+        time = time_text(run.seconds_of("compile"))
+        text = Text("compared {count} regions with the original in {time}", count=count, time=time)
+        unknown = Text("the first size like this one since ComfyUI started")
+        rows.append(Row(text, Text("their code has just come") if came_behind else unknown, is_result=not came_behind))
     if loads := run.counts.get("region_loads", 0):
         text = Text("loaded {count} regions in {time}", count=loads, time=time_text(run.seconds_of("load")))
         rows.append(Row(text, first_use, is_result=True))
     rows += [
-        Row(Text("loaded the backend in {time}", time=time_text(each)), first_use) for each in _backend_seconds(run)
+        Row(Text("loaded the backend in {time}", time=time_text(each)), first_use) for each in _loads(run, BACKEND)
     ]
+    again = because(FIRST, run.cell)
+    rows += [Row(Text("read the model's blocks in {time}", time=time_text(each)), again) for each in _loads(run, MODEL)]
     if measured := [event.seconds for event in run.events if event.kind == "measure"]:
         time = time_text(sum(measured))
         text = Text("chose {count} attention kernels in {time}", count=len(measured), time=time)
@@ -170,16 +167,18 @@ def _results(run: Run) -> list[str]:
         return [*done, _stop(run, Text("stopped"))]
     waits = [Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else []
     done = [came_text(run.came), *done] if run.came else [*done, *waits]
-    return [*(done or [Text("nothing compiled") if answered else Text("ran uncompiled")]), *_speed(run)]
+    if not (run.came or waits or any(run.counts.get(name, 0) for name in SAID.values())):
+        done.insert(0, Text("nothing compiled") if answered else Text("ran uncompiled"))
+    return [*done, *_speed(run)]
 
 
 def _stop(run: Run, text: Text) -> Text:
-    done, total = run.regions
-    return kept(done, total) if done < total and not run.counts.get("waiting_calls", 0) else text
+    is_left = run.regions[0] < run.regions[1] and not run.counts.get("waiting_calls", 0)
+    return kept(*run.regions) if is_left else text
 
 
 def _speed(run: Run) -> list[str]:
-    seconds = max(run.seconds - run.waited, 0.0)
+    seconds = run.seconds_without_waits
     if run.role == Role.CONTROLNET.value or not seconds:
         return []
     return [Text("{time}/step", time=time_text(seconds / run.steps))] if run.steps else [time_text(seconds)]
@@ -191,8 +190,8 @@ def _streams(run: Run) -> str:
     return Text("needs {needed} of {every} GB per step", needed=needed, every=every) if needed != every else ""
 
 
-def _backend_seconds(run: Run) -> list[float]:
-    return [event.seconds for event in run.events if event.kind == "load" and event.text == _BACKEND]
+def _loads(run: Run, what: str) -> list[float]:
+    return [event.seconds for event in run.events if event.kind == "load" and event.text == what]
 
 
 # --- the cache --------------------------------------------------------------------------------------------------
@@ -223,6 +222,7 @@ def totals(data: Mapping[str, Any]) -> list[Text]:
     text = "{seconds} s spent compiling and capturing; {used} of {budget} MiB used by captures"
     used, budget = data["bytes"] >> 20, data["budget_bytes"] >> 20
     return [
+        Text("{regions} regions, {sizes} sizes ready", regions=data["regions_ready"], sizes=data["sizes_ready"]),
         Text.joined(", ", counted(counters).values()),
         Text(text, seconds=f"{counters['stall_seconds']:.1f}", used=used, budget=budget),
         *(
@@ -237,8 +237,8 @@ def report(data: Mapping[str, Any]) -> Text:
     text_lines: list[str] = [*totals(data), *_modules(data["modules"]), *map(_attention, data["attention"])]
     text_lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
     for each in data["measurements"]:
-        text = "measured on {device}: {model} {result}"
-        text_lines.append(Text(text, device=each["device"], model=each["model"], result=each["text"]))
+        values = {name: each[name] for name in ("device", "date", "model")}
+        text_lines.append(Text("measured on {device}, {date}: {model} {result}", **values, result=each["text"]))
     if left_out := sorted({name for module in data["modules"] for name in module["left_out"]}):
         text_lines.append(Text("left out of compiling: {names}", names=", ".join(left_out)))
     return Text.joined("\n", [*text_lines, *_captures(data["entries"])])
@@ -278,9 +278,9 @@ def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table as narrow as it can be, since the node shows it."""
     if not entries:
         return []
-    wide = 2 + max(len(_size(entry)) for entry in entries)
+    wide = 2 + max(len(size_of(entry)) for entry in entries)
     return ["", f"{'size':<{wide}}{'what':<12}{'backend':<10}{'hits':>5}{'MiB':>8}"] + [
-        f"{_size(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
+        f"{size_of(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
         f"{entry['bytes'] / 2**20:>8.1f}"
         for entry in entries
     ]
@@ -288,10 +288,10 @@ def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def capture_name(entry: Mapping[str, Any]) -> str:
     """Of an entry of `cache_report.report`: "1024x1024, batch 2  sampling"."""
-    return f"{_size(entry)}  {_role(entry)}"
+    return f"{size_of(entry)}  {_role(entry)}"
 
 
-def _size(entry: Mapping[str, Any]) -> str:
+def size_of(entry: Mapping[str, Any]) -> str:
     """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
     return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))
 

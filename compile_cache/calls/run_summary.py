@@ -6,7 +6,8 @@ Plain data: no torch, no ComfyUI.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from ..texts import Text
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
 _MAX_SEGMENTS = 60
 # Kinds of waits that the result of a run may say, and the counter that has to rise for that.
-_SAID = {"compile": "region_compiles", "load": "region_loads", "capture": "captures"}
+SAID = {"compile": "region_compiles", "load": "region_loads", "capture": "captures"}
 _SIZE = re.compile(r"(\d+)x(\d+)(?:,|$)")
 
 
@@ -27,8 +28,9 @@ class Run:
 
     model: the name of its architecture. width, height: in pixels, of what the user asked for. batch: the user's images,
     without the negative prompt's half. steps: 0 where there are none. started: Unix seconds. seconds: the whole run;
-    waited: of these, compiling, loading and capturing; waits: the same seconds one by one. counts: how far the counters
-    rose. events: of this time. stopped: the user cancelled it. regions: how many of the prompt's regions are compiled.
+    waited: of these, compiling, loading and capturing; waits: the same seconds one by one. beside: the waits of
+    ControlNets meanwhile, which have runs of their own. counts: how far the counters rose. events: of this time.
+    stopped: the user cancelled it. regions: how many of the prompt's regions are compiled.
     why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
     structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
     formats: what computes its quantized weights: "int8_tensorwise products".
@@ -57,6 +59,7 @@ class Run:
     formats: tuple[str, ...] = ()
     file: str = ""
     waits: tuple[Event, ...] = ()
+    beside: tuple[Event, ...] = ()
     stopped: bool = False
     regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
@@ -72,15 +75,24 @@ class Run:
     @property
     def is_plain(self) -> bool:
         """It ran to its end and had nothing to wait for, so its seconds are what a prompt takes from now on."""
-        return not (self.stopped or self.why_no_calls or any(self.counts.get(name, 0) for name in _SAID.values()))
+        worked = any(self.counts.get(name, 0) for name in SAID.values()) or self._beside >= SHORT_WAIT
+        return not (self.stopped or self.why_no_calls or worked)
+
+    @property
+    def seconds_without_waits(self) -> float:
+        return max(self.seconds - self.waited - self._beside, 0.0)
+
+    @property
+    def _beside(self) -> float:
+        return sum(wait.seconds for wait in self.beside)
 
     def seconds_of(self, kind: str) -> float:
         """Seconds that the prompt waited for this kind of work; parallel compiles count once.
 
         The kinds that are said add up to `waited`: the first one also has what is not said, as loading the backend.
         """
-        said = [name for name, counter in _SAID.items() if self.counts.get(counter, 0)]
-        others = said[1:] if said[:1] == [kind] else [each for each in _SAID if each != kind]
+        said = [name for name, counter in SAID.items() if self.counts.get(counter, 0)]
+        others = said[1:] if said[:1] == [kind] else [each for each in SAID if each != kind]
         return max(self.waited - sum(wait.seconds for wait in self.waits if wait.kind in others), 0.0)
 
     @property
@@ -103,16 +115,16 @@ class Run:
         # A moment of tracing between two calls that wait for code is a part of their stretch.
         waits = [
             (since, until, kind)
-            for since, until, kind in sorted(map(self._span, self.waits))
+            for since, until, kind in sorted(map(self._span, (*self.waits, *self.beside)))
             if until - since >= sliver or not any(begun <= since and until <= over for begun, over, _ in stretches)
         ]
         spans, merged, at = [*waits, *stretches], list[dict[str, Any]](), 0.0
         for start, end in pairwise(sorted({0.0, self.seconds, *(edge for span in spans for edge in span[:2])})):
             middle = (start + end) / 2
             kind = next((kind for since, until, kind in spans if since <= middle <= until), self.answered_by)
-            if kind not in _SAID and end - start <= sliver and end < self.seconds:
+            if kind not in SAID and end - start <= sliver and end < self.seconds:
                 continue
-            begun = start if kind in _SAID else at  # waits without the sliver before them, so that the kinds add up
+            begun = start if kind in SAID else at  # waits without the sliver before them, so that the kinds add up
             if merged and merged[-1]["kind"] == kind:
                 merged[-1]["seconds"] += end - begun
             else:
@@ -124,6 +136,33 @@ class Run:
         """From when to when in the run, in seconds, and the kind."""
         end = min(max(event.at - self.started, 0.0), self.seconds)
         return max(end - event.seconds, 0.0), end, event.kind
+
+
+def together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The changes of several stretches of time, as `Stats.since` says those of one."""
+    names = parts[0]["counts"] if parts else ()
+    return {
+        "counts": {name: sum(part["counts"][name] for part in parts) for name in names},
+        "waited": sum(part["waited"] for part in parts),
+        "bypasses": dict(sum((Counter(part["bypasses"]) for part in parts), Counter[str]())),
+        "events": tuple(event for part in parts for event in part["events"]),
+        "waits": tuple(wait for part in parts for wait in part["waits"]),
+    }
+
+
+def without(changes: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes of a sampling run without those of its ControlNets, and their waits as those `beside` it."""
+    return {
+        "counts": {name: value - others["counts"].get(name, 0) for name, value in changes["counts"].items()},
+        "waited": max(changes["waited"] - others["waited"], 0.0),
+        "bypasses": dict(Counter(changes["bypasses"]) - Counter(others["bypasses"])),
+        # Calls that ran originals stay: the timeline has both, without a gap at each step.
+        "events": tuple(
+            event for event in changes["events"] if event not in others["events"] or event.kind == "originals"
+        ),
+        "waits": tuple(wait for wait in changes["waits"] if wait not in others["waits"]),
+        "beside": others["waits"],
+    }
 
 
 def size_text(width: int, height: int, batch: int) -> str:

@@ -5,12 +5,16 @@ The seconds are those between two ends, so they are right however many processes
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 
 from .tuner import Tuner
 
 START = "start"  # what the first compile of a process takes longer than others of its kind
+# Before anything was measured: seconds of a region, and how many compile at once.
+_ROUGH, _AT_ONCE = 8.0, min(max((os.cpu_count() or 1) - 2, 1), 8)
 _NEW = 0.3  # weight of a new measurement: machines get busier, and less busy
 
 
@@ -31,12 +35,12 @@ class CompileSeconds:
         mean = seconds if known is None else (1 - _NEW) * known + _NEW * seconds
         self._tuner.set(self._machine, kind, mean, save=False)
 
-    def left(self, kinds: Iterable[str], is_first: bool) -> float | None:
-        """Seconds for compiles of these kinds, with the compiler's start if `is_first`; None if a kind was never
-        measured here.
+    def left(self, kinds: Iterable[str], is_first: bool) -> tuple[float, bool]:
+        """Seconds for compiles of these kinds, with the compiler's start if `is_first`, and whether they are rough:
+        nothing was measured here yet. A kind that was not takes as long as others.
         """
-        known = [self.of(kind) for kind in kinds]
-        found = [seconds for seconds in known if seconds is not None]
-        if len(found) < len(known):
-            return None
-        return sum(found) + (self.of(START) or 0.0 if is_first else 0.0)
+        known = dict(self._tuner.on(self._machine))
+        start = known.pop(START, _ROUGH) if is_first else 0.0
+        known.pop(START, None)
+        usual = fmean(known.values()) if known else _ROUGH / _AT_ONCE
+        return start + sum(known.get(kind, usual) for kind in kinds), not known

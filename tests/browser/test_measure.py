@@ -17,7 +17,7 @@ from .prompts import FACTOR, compiled, stock
 
 pytestmark = pytest.mark.browser
 
-MEASURED = re.compile(rf"(\d+x\d+): [\d.]+ m?s, {FACTOR}, same picture \(largest difference [012] of 255\)")
+MEASURED = re.compile(rf"(\d+x\d+): {FACTOR}, same picture \(largest difference [012] of 255\)")
 TITLES = "() => app.graph.nodes.map(node => node.title).sort()"
 
 
@@ -57,11 +57,11 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
     assert (found["size"], found["text"], found["device"], found["steps"]) == ("136x104", text, "cpu", 2)
     page.page.locator(".resolute-measured", has_text=text).wait_for()
     assert page.texts()["Compile Model"] == text, "not that Resolute was off in the last prompt"
-    assert f"measured on cpu: SD15 {text}" in server.client.get("/resolute/report")["text"]
+    assert f"measured on cpu, {found['date']}: SD15 {text}" in server.client.get("/resolute/report")["text"]
     page.queue()
     assert page.wait()["name"] == "execution_success"
     shown = page.texts()["Compile Model"].splitlines()[-1]
-    assert re.fullmatch(rf"[\d.]+ m?s, {FACTOR}( \([\d.]+ m?s\))?, measured on \d{{4}}-\d\d-\d\d", shown), shown
+    assert re.fullmatch(rf"{FACTOR}, measured on \d{{4}}-\d\d-\d\d", shown), shown
     page.page.screenshot(path=screenshots / "measured.png")
     assert page.cut_texts() == []
 

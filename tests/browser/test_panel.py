@@ -51,7 +51,7 @@ def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfySe
     cache = server.client.get("/resolute/cache")
     models = [model for model in cache["models"] if model["shapes"]]
     sampled = {
-        shape["size"].split(",")[0]
+        (model["model"], shape["size"])
         for model in models
         for shape in model["shapes"]
         if shape["role"] == "unet" and shape["state"] in ("captured", "memory")
@@ -98,14 +98,16 @@ def test_a_screen_reader_hears_the_begin_the_stop_and_the_end(page: FrontEnd) ->
     tab.evaluate(SEND, {"kind": "idle"})  # between two nodes
     tab.evaluate(SEND, {"kind": "working", "text": "compiling 2 of 2, 3 s", "done": 1, "total": 2})
     for _ in range(2):
-        text = "stopping; 1 of 2 are kept"
+        text = "stops when this part is compiled, about 5 s; 1 of 2 are kept"
         tab.evaluate(SEND, {"kind": "working", "text": text, "done": 1, "total": 2, "stopping": True})
     run = {"size": "64x64", "lines": ["stopped; 1 of 2 are kept"], "words": {"lines": ["stopped"]}, "marks": []}
     tab.evaluate(SEND, {"kind": "run", "run": run})
     tab.wait_for_function("() => window.announced.length >= 3")
     assert tab.evaluate("() => window.announced") == [
-        "compiling 1 of 2, 0 s", "stopping; 1 of 2 are kept", "64x64: stopped; 1 of 2 are kept"
-    ]  # fmt: skip
+        "compiling 1 of 2, 0 s",
+        "stops when this part is compiled, about 5 s; 1 of 2 are kept",
+        "64x64: stopped; 1 of 2 are kept",
+    ]
 
 
 def test_warm_ups_and_cancelled_prompts_are_marked(page: FrontEnd) -> None:

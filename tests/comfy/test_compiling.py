@@ -33,7 +33,7 @@ from .rig import (
 )
 
 STEPS = 3
-COMPILING = re.compile(r"compiling (\d+) of (\d+), \d+ s(?:, about \d+ s left)?")
+COMPILING = re.compile(r"compiling (\d+) of (\d+), \d+ s(?:, about \d+ (?:s left|min, this once))?")
 WAITING = ("compile", "load", "capture")  # segments of a run
 
 

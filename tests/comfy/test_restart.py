@@ -118,7 +118,7 @@ def test_the_next_server_preloads_the_used_regions(
 ) -> None:
     kept = stored(store)
     server = start()
-    line = f"{kept} regions and {len(SIZES)} shapes ready for BASE, 0 compiles expected"
+    line = f"{kept} regions are there for {len(SIZES)} sizes of BASE, 0 compiles expected"
     deadline = time.monotonic() + PROMPT_TIMEOUT
     while line not in server.log() and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -34,6 +34,8 @@ _QUIET = 0.5  # seconds of loading before a text says so: most loads are faster
 _counts: dict[tuple[str, str], tuple[int, int]] = {}
 _results: dict[str, dict[str, str]] = {}  # by compile node and by what they are for: the latest
 _compiler_started = False  # a region was compiled in this process
+_logged = (0, 0)  # the latest count in the log
+_clock: tuple[str | None, float] = None, 0.0  # the prompt whose waits are shown, and the seconds of those before it
 
 
 class CompileProgress:
@@ -58,10 +60,9 @@ class CompileProgress:
         self._took = CompileSeconds(None, "") if took is None else took
         self._left: Counter[str] = Counter()  # kinds of the regions that are left
         self._ended_at = 0.0  # on the clock of waits, when the last region ended
-        self._waited_before = 0.0
         self._count = (0, 0)
         self._loading: int | None = None  # regions; None while some are compiled
-        self._shown = ""
+        self._shown = "", 0
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
         self.of_call: CallBar | None = None  # while a call runs that may take long
@@ -86,16 +87,20 @@ class CompileProgress:
     def set_total(self, ready: int, regions: int) -> None:
         """The node runs, and so many of its regions are ready. The bar of the other nodes counts them too."""
         _results.pop(str(self.node_id), None)
-        self._note_count(ready, regions)
+        self.note_count(ready, regions)
 
-    def _note_count(self, ready: int, regions: int) -> None:
+    def note_count(self, ready: int, regions: int) -> None:
+        """So many of the node's regions are ready."""
         self._count = (ready, regions)
         if self.node_id is not None:
             _counts[self.node_id, self._doing] = self._count
 
     def begin_run(self) -> None:
-        """A sampling run or a decode begins: its seconds count from here."""
-        self._waited_before, self.came = self._waiting(), 0
+        """A sampling run or a decode begins. Seconds count from the first one of its prompt."""
+        global _clock
+        self.came = 0
+        if _clock[0] != (prompt := get_progress_state().prompt_id):
+            _clock = prompt, self._waiting()
 
     def waits(self) -> None:
         """A call ran originals in place of code that is being compiled."""
@@ -121,15 +126,17 @@ class CompileProgress:
     def prompt_runs(self) -> bool:
         return prompt_runs()
 
-    def report(self, done: int, total: int, text: str, left: Sequence[str] = ()) -> None:
+    def report(self, done: int, total: int, left: Sequence[str] = ()) -> None:
         """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""
-        global _compiler_started
-        logger.info("Resolute: %s", text)
+        global _compiler_started, _logged
         is_begin = self._ticker is None or self._loading is not None
         has_ended = not is_begin and done > self._count[0]
         self._note_seconds(Counter(left), is_begin, has_ended)
         _compiler_started = _compiler_started or has_ended
-        self._note_count(done, total)
+        self.note_count(done, total)
+        if self.count != _logged:
+            _logged = self.count
+            logger.info("Resolute: %d of %d regions are compiled", *_logged)
         if is_begin:
             self._stop()
             self._loading = None
@@ -163,15 +170,15 @@ class CompileProgress:
         ticker, self._ticker = self._ticker, None
         if ticker is not None:
             ticker.stop()
-        self._shown = ""
+        self._shown = "", 0
 
     def _tick(self) -> None:
         """Show the text again if it changed."""
         done, total = self.count if self._loading is None else (0, self._loading)
-        seconds = self._waiting() - self._waited_before
+        seconds = self._waiting() - _clock[1]
         text = self._text(done, total, seconds) if self._loading is None else _loading(total, seconds)
-        if text != self._shown:
-            self._shown = text
+        if (text, done) != self._shown:
+            self._shown = text, done
             show_on_node(text, self.node_id)
             stopping = comfy.model_management.processing_interrupted()
             broadcast("working", text=text, words=words_of(text), done=done, total=total, stopping=stopping)
@@ -191,24 +198,22 @@ class CompileProgress:
             self._ended_at = now
 
     def _text(self, done: int, total: int, seconds: float) -> Text:
-        text = self._compiling(done, total, seconds)
-        left = self._took.left(self._left.elements(), not _compiler_started)
-        if left is None or comfy.model_management.processing_interrupted():
-            return text
+        first, elapsed = not _compiler_started, self._waiting() - self._ended_at
+        ends = min(self._took.left([kind], first)[0] for kind in self._left or ("",))  # the part that compiles now
+        if comfy.model_management.processing_interrupted():
+            text = "stops when this part is compiled, about {rest} s; {done} of {total} are kept"
+            return Text(text, rest=rounded(max(ends - elapsed, 1.0)), done=done, total=total)
+        others = (total - done) - (self._count[1] - self._count[0])  # regions of the prompt's other nodes
+        left, is_rough = self._took.left([*self._left.elements(), *[""] * others], first)
         # A compile that takes longer than it did is about to end, as far as anybody knows.
-        rest = left - min(self._waiting() - self._ended_at, self._next_seconds())
-        return Text("{text}, about {rest} s left", text=text, rest=rounded(rest)) if rest >= 1 else text
-
-    def _next_seconds(self) -> float:
-        """The seconds of the shortest region that is left, with the compiler's start before the first."""
-        start = 0.0 if _compiler_started else self._took.of(START) or 0.0
-        return start + min((self._took.of(kind) or 0.0 for kind in self._left), default=0.0)
+        rest, text = left - min(elapsed, ends), self._compiling(done, total, seconds)
+        if is_rough:
+            return Text("{text}, about {minutes} min, this once", text=text, minutes=max(round(rest / 60), 1))
+        return Text("{text}, about {rest} s left", text=text, rest=rounded(max(rest, 1.0)))
 
     @staticmethod
     def _compiling(done: int, total: int, seconds: float) -> Text:
         whole = round(seconds)
-        if comfy.model_management.processing_interrupted():
-            return Text("stopping; {done} of {total} are kept", done=done, total=total)
         if not _compiler_started:
             return Text("starting the compiler, then {count} regions, {seconds} s", count=total - done, seconds=whole)
         return Text(

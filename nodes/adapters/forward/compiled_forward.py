@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,14 +138,16 @@ class CompiledForward(ForwardPatch):
         given = self.by_name(args, kwargs)
         if self._role in VAE_ROLES:
             return self._answer_vae(args, kwargs, given[self.latent_name], inspect_modules)
-        if self._role is Role.CONTROLNET:
+        is_control = self._role is Role.CONTROLNET
+        if is_control:
             self._log.begin_once()
         self._log.saw(given[self.latent_name], given.get("transformer_options"))
         step_pass = self._decided_pass(given.get("transformer_options"))
         if step_pass is not None:
             runner = self._runner_for(step_pass.role)
             return step_pass.finish(runner.run(*self.describe_pass(given, step_pass), inspect_modules))
-        return self.runner.run(*self.describe(args, kwargs), inspect_modules)
+        with self._log.call() if is_control else contextlib.nullcontext():
+            return self.runner.run(*self.describe(args, kwargs), inspect_modules)
 
     def _answer_vae(
         self, args: Sequence[Any], kwargs: dict[str, Any], latent: torch.Tensor, inspect_modules: bool

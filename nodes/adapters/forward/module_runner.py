@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Call, Program
+from ....compile_cache.calls.rows import BACKEND, MODEL
 from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.config import BEHIND
 from ....compile_cache.errors import BypassCode, BypassReason
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 _MAX_KEYS = 1024
+_loaded: set[str] = set()  # names of backends
 
 
 class ModuleRunner:
@@ -70,8 +72,10 @@ class ModuleRunner:
         """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
         cache, module = runtime.cache(), self._loaded_module()
         self.progress.loading(0)
-        with cache.stats.stall("load", "the backend", SHORT_WAIT):
+        name = self._request.backend.name
+        with cache.stats.stall("load", BACKEND if name not in _loaded else MODEL, SHORT_WAIT):
             program, backend = runtime.program_for(module, self._request, device)
+            _loaded.add(name)
             model = runtime.fingerprint_of(module)
             self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         return program, backend
@@ -138,6 +142,8 @@ class ModuleRunner:
         counters = cache.stats.counters
         waiting, eager = counters.waiting_calls, counters.eager_calls
         result = cache.run(program, call, None if inspected else recheck)
+        if inspect_modules:
+            self.progress.note_count(*program.regions)
         if counters.waiting_calls != waiting:
             self.progress.waits()
         elif self.progress.is_waiting and counters.eager_calls == eager:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ....compile_cache.backends.eager import EagerBackend
 from ....compile_cache.calls import rows
-from ....compile_cache.calls.run_summary import Run
+from ....compile_cache.calls.run_summary import Run, together, without
 from ....compile_cache.keys import Role
 from ....compile_cache.stats import SHORT_WAIT, Mark
 from ....compile_cache.texts import Text
@@ -41,12 +42,13 @@ class SessionLog:
         self._facts, self._file = facts, request.file
         self._why_eager = request.why if isinstance(request.backend, EagerBackend) else ""
         self._begun: Mark | None = None
+        self._calls: list[dict[str, Any]] = []  # of a ControlNet: what each changed
         self._started, self._clock = 0.0, 0.0
         self._shape: tuple[int, ...] = ()
         self._batch, self._steps = 1, 0
 
     def begin(self) -> None:
-        self._begun = runtime.cache().stats.mark()
+        self._begun, self._calls = runtime.cache().stats.mark(), []
         self._progress.begin_run()
         self._started, self._clock = time.time(), time.perf_counter()
         self._shape, self._batch, self._steps = (), 1, 0
@@ -56,6 +58,15 @@ class SessionLog:
         if self not in _open:
             _open.append(self)
             self.begin()
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """A call of a ControlNet: what it counts and waits for is not the sampling run's too."""
+        mark = runtime.cache().stats.mark()
+        try:
+            yield
+        finally:
+            self._calls.append(runtime.cache().stats.since(mark))
 
     def saw(self, latent: torch.Tensor | Sequence[torch.Tensor], options: Any) -> None:
         """A call of this run. The largest latent is the picture; smaller ones are areas of it, or tiles.
@@ -80,7 +91,7 @@ class SessionLog:
             _open.remove(self)
         if self._begun is None:
             return
-        run = self._run(runtime.cache().stats.since(self._begun), why_no_calls)
+        run = self._run(self._changes(self._begun), why_no_calls)
         if is_logged or run.waited >= SHORT_WAIT:
             logger.info("Resolute: %s", rows.log_line(run))
         self._begun = None
@@ -97,6 +108,12 @@ class SessionLog:
             control = _open.pop()
             control._batch = self._batch  # the calls of a ControlNet do not say how many conds their batch holds
             control.end()
+
+    def _changes(self, begun: Mark) -> dict[str, Any]:
+        if self._role is Role.CONTROLNET:
+            return together(self._calls)
+        changes = runtime.cache().stats.since(begun)
+        return without(changes, together([each for control in _open for each in control._calls]))
 
     def _run(self, changes: dict[str, Any], why_no_calls: str) -> Run:
         shape, is_warm_up = self._shape or (0, 0), runs.are_of_a_warm_up()

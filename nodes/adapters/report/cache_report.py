@@ -15,15 +15,16 @@ from . import stock_measurements
 
 
 def report() -> dict[str, Any]:
-    """The state of the cache, as JSON: its own report, and nine more fields.
+    """The state of the cache, as JSON: its own report, and ten more fields.
 
-    regions_ready: compiled regions in memory, each once for all models: the count that people see. modules: for each
-    compiled module, how many of its regions are compiled, its blocks by how they were recognised, the names of blocks
-    that the user left out, and what computes its quantized weights. store: regions kept on disk, and their bytes.
+    regions_ready: compiled regions in memory, each once for all models: the count that people see. sizes_ready: of
+    diffusion models, those that run at once. modules: for each compiled module, how many of its regions are compiled,
+    its blocks by how they were recognised, the names of blocks that the user left out, and what computes its quantized
+    weights. store: regions kept on disk, and their bytes.
     models: for each remembered model and shape, whether it is ready in memory or on disk. attention: the kernel of each
     shape that was measured. whole_calls: calls that were compared, with their seconds compiled and eager. device: see
     `_device`. measurements: what *Measure against stock* found on this device. saved_seconds: what that saved since the
-    start.
+    start; 0 while waits took more.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
@@ -45,6 +46,7 @@ def report() -> dict[str, Any]:
     return {
         **cache.report(),
         "regions_ready": sum(registry.get(name).ready_regions() for name in registry.NAMES),
+        "sizes_ready": shape_status.count_ready(models, cache),
         "modules": modules,
         "store": stored,
         "models": models,
@@ -52,7 +54,7 @@ def report() -> dict[str, Any]:
         "whole_calls": cache.whole_calls.report(),
         "device": _device(),
         "measurements": stock_measurements.here(),
-        "saved_seconds": round(stock_measurements.saved_seconds(), 1),
+        "saved_seconds": max(round(stock_measurements.saved_seconds(), 1), 0.0),
     }
 
 

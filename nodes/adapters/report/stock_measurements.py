@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ....compile_cache.calls.reason_texts import in_short
 from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.choices.tuner import Tuner
 from ....compile_cache.errors import UserError
@@ -36,8 +37,8 @@ class Measurement:
     """structure: of the model, as in `GET /resolute/runs`. size: pixels and batch, for people. device: its name.
     seconds, stock_seconds: of sampling and decode, medians over `prompts` prompts of each. spread: seconds between the
     quartiles of the arm that varied more; 0 if one prompt of each was measured. difference: the largest of the
-    pictures, in levels of 255; None if there was no picture. file: of the model. date: "2026-11-27". Raises ValueError
-    for a time of 0.
+    pictures, in levels of 255; None if there was no picture. file: of the model. date: "2026-11-27". bypass: the
+    first code of one, if there was any. Raises ValueError for a time of 0.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Measurement:
     prompts: int = 1
     file: str = ""
     date: str = ""
+    bypass: str = ""
 
     def __post_init__(self) -> None:
         if not self.seconds:
@@ -65,7 +67,7 @@ class Measurement:
         return ratio if is_clear else 1.0
 
     def result(self) -> Text:
-        """As the node shows it after the size: "1.10 s, 2.9x stock, same picture (largest difference 1 of 255)"."""
+        """As the node shows it after the size: "1.1 s, 2.9x stock (3.2 s), same picture (largest difference ...)"."""
         text = self._seconds()
         if self.difference is None:
             return text
@@ -77,18 +79,23 @@ class Measurement:
         return Text.joined(", ", [text, picture])
 
     def _seconds(self) -> Text:
-        seconds = time_text(self.seconds)
-        if self.ratio != 1.0:
-            return Text("{seconds}, {ratio}x stock", seconds=seconds, ratio=f"{self.ratio:.1f}")
-        stock = time_text(self.stock_seconds)
-        return Text("{seconds}, no clear difference from stock ({stock})", seconds=seconds, stock=stock)
+        values = {"seconds": time_text(self.seconds), "stock": time_text(self.stock_seconds)}
+        if self.ratio > 1.0:
+            return Text("{seconds}, {ratio}x stock ({stock})", ratio=f"{self.ratio:.1f}", **values)
+        if self.ratio < 1.0:
+            return Text(
+                "stock {stock}, Resolute {seconds}: slower here, because {why}", why=self._why_slower(), **values
+            )
+        return Text("{seconds}, no clear difference from stock ({stock})", **values)
+
+    def _why_slower(self) -> str:
+        if self.device == "cpu":
+            return Text("a CPU gains nothing")
+        return in_short(self.bypass) if self.bypass else Text("this model gains nothing on this GPU")
 
     def on_node(self) -> Text:
         """Its seconds, below a prompt that was not measured itself: "1.1 s, 2.9x stock (3.2 s), measured on ..."."""
-        figure = self._seconds()
-        if self.ratio != 1.0:
-            figure = Text("{figure} ({stock})", figure=figure, stock=time_text(self.stock_seconds))
-        return Text("{figure}, measured on {date}", figure=figure, date=self.date)
+        return Text("{figure}, measured on {date}", figure=self._seconds(), date=self.date)
 
     def plain(self) -> dict[str, Any]:
         """As JSON, with a `text` for people and its `words`."""
@@ -143,6 +150,7 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
         prompts=min(len(seconds), len(stock)),
         file=run["file"],
         date=str(datetime.date.today()),
+        bypass=next(iter(run["bypasses"]), ""),
     )
     _kept().set(found.device, (found.structure, found.size), found)
     return found
@@ -194,7 +202,8 @@ def count(run: Run) -> None:
     is_sampling = run.role in {role.value for role in WHOLE_DIFFUSION_MODEL}
     found = of(run) if is_sampling and not (run.stopped or run.is_warm_up) else None
     if found is not None:
-        _saved_seconds += (run.seconds - run.waited) * (found.ratio - 1) - run.waited
+        worked = run.seconds_without_waits
+        _saved_seconds += worked * (found.ratio - 1) - (run.seconds - worked)
 
 
 def saved_seconds() -> float:

@@ -108,6 +108,7 @@ def preload(device: torch.device) -> None:
             continue
         del pending[digest]
         cache.stats.counters.region_loads += loaded[digest]
+        cache.stats.counters.region_preloads += loaded[digest]
         if loaded[digest]:
             cache.stats.event("load", f"{loaded[digest]} regions of {models[digest].name}, ahead", seconds[digest])
         logger.info("Resolute: %s", shape_status.line(models[digest], cache, device))

@@ -10,6 +10,7 @@ import torch
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Located
 from ....compile_cache.calls.cache import GraphCache
+from ....compile_cache.calls.rows import size_of
 from ....compile_cache.calls.run_summary import sides_in
 from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.shape_history import Model, UsedShape
@@ -60,10 +61,7 @@ def models(cache: GraphCache, device: torch.device) -> list[dict[str, Any]]:
 def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     """(width, height), in pixels, of pictures whose graphs are in memory, or on disk if none is in memory."""
     ready: dict[str, list[tuple[int, int]]] = {MEMORY: [], DISK: [], UNKNOWN: []}
-    captured = [
-        {**key.graph.plain(), "size": cache.shapes.size_of(key.graph), "state": MEMORY} for key, _ in cache.captured()
-    ]
-    for shape in [*captured, *(shape for model in models(cache, device) for shape in model["shapes"])]:
+    for shape in [*_captured(cache), *(shape for model in models(cache, device) for shape in model["shapes"])]:
         size = sides_in(shape["size"])  # in the cells of its own model; none where an earlier version noted no size
         if (
             size is not None
@@ -74,13 +72,33 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     return list(dict.fromkeys(ready[MEMORY] or ready[DISK]))
 
 
+def count_ready(remembered: Iterable[Mapping[str, Any]], cache: GraphCache) -> int:
+    """How many rows of the panel's tables of diffusion models are ready, and captured sizes that no table has.
+
+    remembered: from `models`.
+    """
+    shapes = [*_captured(cache), *(shape for model in remembered for shape in model["shapes"])]
+    ready = [each for each in shapes if each["state"] == MEMORY and each["role"] in WHOLE_DIFFUSION_MODEL]
+    return len({(each["model"], size_of(each)) for each in ready})
+
+
+def _captured(cache: GraphCache) -> list[dict[str, Any]]:
+    return [
+        {**key.graph.plain(), "size": cache.shapes.size_of(key.graph), "state": MEMORY} for key, _ in cache.captured()
+    ]
+
+
 def line(model: Model, cache: GraphCache, device: torch.device) -> str:
-    """The log line at startup: "18 regions and 9 shapes ready for SDXL, 0 compiles expected"."""
+    """The log line at startup: "18 regions are there for 9 sizes of SDXL, 0 compiles expected"."""
     located = locate(model.graphs, cache, device)
     regions = sum(len(found.in_memory) + len(found.on_disk) for found in located.values())
     missing = sum(len(found.missing) for found in located.values())
-    ready = sum(_readiness(graph, located, device) != UNKNOWN for graph in model.graphs)
-    return f"{regions} regions and {ready} shapes ready for {model.name}, {missing} compiles expected"
+    sizes = {
+        size_of({**graph.key.plain(), "size": graph.size})
+        for graph in model.graphs
+        if _readiness(graph, located, device) != UNKNOWN
+    }
+    return f"{regions} regions are there for {len(sizes)} sizes of {model.name}, {missing} compiles expected"
 
 
 def _readiness(graph: UsedShape, located: Mapping[str, Located], device: torch.device) -> str:

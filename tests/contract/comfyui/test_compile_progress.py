@@ -14,6 +14,7 @@ import pytest
 def module(adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = adapter("comfyui.compile_progress")
     monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
+    monkeypatch.setattr(module, "_clock", (None, 0.0))
     return module
 
 
@@ -26,19 +27,58 @@ def shown(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("has_started", "is_cancelled", "text"),
+    ("has_started", "is_cancelled", "seconds", "text"),
     [
-        (True, False, "compiling 2 of 3, 7 s"),
-        (True, True, "stopping; 1 of 3 are kept"),
-        (False, False, "starting the compiler, then 2 regions, 7 s"),
+        (True, False, {"Attention": 20.0}, "compiling 2 of 3, 7 s, about 35 s left"),
+        (True, True, {"Attention": 20.0}, "stops when this part is compiled, about 15 s; 1 of 3 are kept"),
+        (True, True, {"Attention": 5.0}, "stops when this part is compiled, about 1 s; 1 of 3 are kept"),
+        (False, False, {}, "starting the compiler, then 2 regions, 7 s, about 1 min, this once"),
+        (False, False, {"start": 60.0, "Norm": 30.0}, "starting the compiler, then 2 regions, 7 s, about 110 s left"),
     ],
 )
-def test_the_text_of_a_compile(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch, has_started: bool, is_cancelled: bool, text: str
+def test_the_text_of_a_compile_says_how_long(
+    module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    has_started: bool,
+    is_cancelled: bool,
+    seconds: dict[str, float],
+    text: str,
 ) -> None:
     monkeypatch.setattr(module.comfy.model_management, "processing_interrupted", lambda: is_cancelled)
     monkeypatch.setattr(module, "_compiler_started", has_started)
-    assert module.CompileProgress._compiling(1, 3, 7.0) == text
+    progress = module.CompileProgress(None, "sampling", lambda: 7.0)
+    for kind, each in seconds.items():
+        progress._took.add(kind, each)
+    progress._count, progress._left = (1, 3), module.Counter({"Attention": 2})
+    assert progress._text(1, 3, 7.0) == text
+
+
+def test_the_estimate_has_the_regions_of_the_prompts_other_nodes(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_compiler_started", True)
+    progress = module.CompileProgress(None, "sampling", lambda: 0.0)
+    progress._took.add("Attention", 10.0)
+    progress._count, progress._left = (1, 3), module.Counter({"Attention": 2})
+    assert progress._text(4, 12, 0.0) == "compiling 5 of 12, 0 s, about 80 s left"  # two here, six there
+
+
+def test_one_clock_counts_what_a_prompt_waits_in_its_model_and_its_decoder(
+    module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited, state = [100.0], SimpleNamespace(prompt_id="first")
+    monkeypatch.setattr(module, "get_progress_state", lambda: state)
+    monkeypatch.setattr(module, "_compiler_started", True)
+    seconds = []
+    for prompt, doing in (("first", "sampling"), ("first", "decoding"), ("second", "sampling")):
+        state.prompt_id = prompt
+        progress = module.CompileProgress(None, doing, lambda: waited[0])
+        progress.begin_run()
+        progress.report(0, 2)
+        seconds.append(shown[-1].split(", ")[1])
+        waited[0] += 20.0
+        progress.finish()
+    assert seconds == ["0 s", "20 s", "0 s"]
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -47,9 +87,9 @@ def test_the_text_says_what_comes_after_compiling(module: ModuleType, shown: lis
     progress.set_total(0, 3)
     progress.begin_run()
     try:
-        progress.report(0, 3, "")
-        progress.report(2, 3, "")  # when the second region ended
-        assert shown[-1] == "compiling 3 of 3, 0 s"
+        progress.report(0, 3)
+        progress.report(2, 3)  # when the second region ended
+        assert shown[-1].startswith("compiling 3 of 3, 0 s, about ")
         if is_cancelled:
             raise progress.cancellations[0]
     except progress.cancellations:
@@ -92,7 +132,7 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     assert not module.CompileProgress("8", "sampling", lambda: 0.0).is_waiting
 
 
-def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
+def test_an_estimate_is_rough_until_a_region_was_measured(
     module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_compiler_started", True)
@@ -100,13 +140,13 @@ def test_an_estimate_is_shown_once_each_kind_that_is_left_was_measured(
     progress = module.CompileProgress(None, "sampling", lambda: now[0])
     progress.begin_run()
     try:
-        progress.report(0, 3, "", ["ResBlock", "ResBlock", "Attention"])
-        assert shown[-1] == "compiling 1 of 3, 0 s"
+        progress.report(0, 3, ["ResBlock", "ResBlock", "Attention"])
+        assert shown[-1] == "compiling 1 of 3, 0 s, about 1 min, this once"
         now[0] = 20.0
-        progress.report(1, 3, "", ["ResBlock", "Attention"])
-        assert shown[-1] == "compiling 2 of 3, 20 s", "Attention was never measured"
+        progress.report(1, 3, ["ResBlock", "Attention"])
+        assert shown[-1] == "compiling 2 of 3, 20 s, about 40 s left"
         now[0] = 27.0
-        progress.report(2, 3, "", ["ResBlock"])
+        progress.report(2, 3, ["ResBlock"])
         assert shown[-1] == "compiling 3 of 3, 27 s, about 20 s left"
         assert (progress._took.of("ResBlock"), progress._took.of("Attention")) == (20.0, 7.0)
     finally:

@@ -16,7 +16,7 @@ PICTURE = torch.linspace(0, 1, 48).reshape(1, 4, 4, 3)
 RUN: dict[str, Any] = {
     "model": "SDXL", "structure": "abc", "size": "1024x1024", "steps": 20, "role": "unet", "seconds": 1.0,
     "file": "sdxl.safetensors", "prompt_id": "p", "counts": {"replays": 20, "graph_calls": 0}, "reasons": [],
-    "lines": ["nothing compiled, 50 ms/step"],
+    "lines": ["nothing compiled, 50 ms/step"], "bypasses": {},
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_the_result_says_seconds_ratio_and_difference(measured: ModuleType) -> N
     measured.keep_picture("1", "on", PICTURE)
     measured.keep_picture("1", "off", (PICTURE + 1 / 255).clamp(0, 1))
     found = measured.finish(body())
-    assert found.result() == "1.1 s, 2.9x stock, same picture (largest difference 1 of 255)"
+    assert found.result() == "1.1 s, 2.9x stock (3.2 s), same picture (largest difference 1 of 255)"
     summary = adapter_run(measured)
     assert measured.of(summary()) == found
     others = ({"size": "512x512"}, {"structure": "other"}, {"structure": ""}, {"steps": 4}, {"file": "another file"})
@@ -67,7 +67,7 @@ def test_another_picture_is_called_so_and_without_one_no_difference_is_said(meas
     assert "another picture (largest difference 255 of 255)" in measured.finish(body()).result()
     measured.keep_picture("2", "on", {"samples": PICTURE})
     measured.keep_picture("2", "off", {"samples": PICTURE})
-    assert measured.finish(body(measure="2")).result() == "1.1 s, 2.9x stock"
+    assert measured.finish(body(measure="2")).result() == "1.1 s, 2.9x stock (3.2 s)"
 
 
 def test_the_latest_picture_of_an_arm_counts_and_a_cancel_forgets_them(measured: ModuleType) -> None:
@@ -104,11 +104,15 @@ def test_they_are_kept_over_a_restart_for_their_device(
     ("seconds", "stock", "said"),
     [
         ([0.31, 0.30, 0.90], [0.62, 0.60, 0.61], "0.31 s, no clear difference from stock (0.61 s)"),
-        ([0.31, 0.30, 0.32, 0.30, 0.90, 0.31, 0.31, 0.30], [0.62, 0.60] * 4, "0.31 s, 2.0x stock"),
+        ([0.31, 0.30, 0.32, 0.30, 0.90, 0.31, 0.31, 0.30], [0.62, 0.60] * 4, "0.31 s, 2.0x stock (0.61 s)"),
         ([0.20, 0.30, 0.26, 0.36], [0.22, 0.34, 0.29, 0.39], "0.28 s, no clear difference from stock (0.32 s)"),
-        ([0.30, 0.30, 0.30], [0.20, 0.20, 0.20], "0.30 s, 0.7x stock"),
+        (
+            [0.30, 0.30, 0.30],
+            [0.20, 0.20, 0.20],
+            "stock 0.20 s, Resolute 0.30 s: slower here, because this model gains nothing on this GPU",
+        ),
         ([2.0], [2.04], "2.0 s, no clear difference from stock (2.0 s)"),
-        ([2.0], [2.2], "2.0 s, 1.1x stock"),
+        ([2.0], [2.2], "2.0 s, 1.1x stock (2.2 s)"),
     ],
 )
 def test_medians_count_and_a_difference_that_the_spread_hides_is_no_factor(
@@ -118,6 +122,24 @@ def test_medians_count_and_a_difference_that_the_spread_hides_is_no_factor(
     assert (found.result(), found.prompts) == (said, len(seconds))
     assert (found.ratio == 1.0) == ("no clear difference" in said)
     assert measured.here()[0]["text"] == f"1024x1024: {said}"
+
+
+@pytest.mark.parametrize(
+    ("device", "bypasses", "why"),
+    [
+        ("cpu", {"left_out": 4}, "a CPU gains nothing"),
+        ("NVIDIA H200", {"patched_block": 4}, "another node changes attention: some blocks run eager"),
+    ],
+)
+def test_a_slower_prompt_says_why(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str, bypasses: dict[str, int], why: str
+) -> None:
+    monkeypatch.setattr(measured.runtime, "device_name", lambda: device)
+    monkeypatch.setattr(measured.runs, "latest", lambda: [{**RUN, "bypasses": bypasses}])
+    found = measured.finish(body(seconds=[5.9], stock_seconds=[4.7]))
+    assert found.result() == f"stock 4.7 s, Resolute 5.9 s: slower here, because {why}"
+    restart(measured)
+    assert measured.here()[0]["text"] == f"1024x1024: {found.result()}"
 
 
 def test_without_a_clear_difference_nothing_was_saved(measured: ModuleType) -> None:

@@ -178,9 +178,9 @@ def test_each_wait_has_its_sentence() -> None:
 def test_a_wait_for_comparisons_has_its_reason() -> None:
     counts = {"verifications": 7, "graph_calls": 4}
     found = run(counts=counts, waits=(wait("compile", 0, 1.5),), waited=1.5, width=512, height=512)
-    compared = "compared 7 regions with the original in 1.5 s: no size like this one was used before."
+    compared = "compared 7 regions with the original in 1.5 s: the first size like this one since comfyui started."
     assert [str(text).lower() for text in rows.reasons(found)] == [compared]
-    assert rows.status(found) == "512x512: nothing compiled, 0.12 s/step"
+    assert rows.status(found) == "512x512: nothing compiled, compared 7 regions with the original in 1.5 s, 0.12 s/step"
     compiled = run(counts={**counts, "region_compiles": 7}, waits=(wait("compile", 0, 1.5),), waited=1.5)
     assert not any("ompared" in text for text in rows.reasons(compiled)), "a compile contains it"
     assert rows.reasons(run(counts=counts, waits=(wait("compile", 0, 0.01),), waited=0.01)) == []
@@ -239,6 +239,8 @@ def test_the_report_has_each_fact_once() -> None:
     }
     data = {
         "counters": {"region_compiles": 15, "stall_seconds": 2.25, "bypasses": {"gradient": 3}},
+        "regions_ready": 2,
+        "sizes_ready": 1,
         "bytes": 5 << 20,
         "budget_bytes": 64 << 20,
         "modules": [
@@ -246,10 +248,13 @@ def test_the_report_has_each_fact_once() -> None:
         ],
         "attention": [{"q": [2, 3, 9, 8], "kernel": "math", "milliseconds": {"math": 1.0, "flash": 2.0}}],
         "whole_calls": [{**decode, "is_settled": settled, "is_left_alone": alone} for settled, alone in states],
-        "measurements": [{"device": "H100", "model": "SDXL", "text": "1024x1024: 1.10 s, 2.9x stock"}],
+        "measurements": [
+            {"device": "H100", "date": "2026-11-27", "model": "SDXL", "text": "1024x1024: 1.10 s, 2.9x stock"}
+        ],
         "entries": [entry],
     }
     assert rows.report(data).splitlines() == [
+        "2 regions, 1 size ready",
         "0 replays, 0 calls through regions, 0 eager calls, 0 captures, 15 region compiles, 0 region loads",
         "2.2 s spent compiling and capturing; 5 of 64 MiB used by captures",
         "bypassed 3 times: gradient",
@@ -258,7 +263,7 @@ def test_the_report_has_each_fact_once() -> None:
         "attention of 2x3x9x8 with math: flash 2.00 ms, math 1.00 ms",
         "decoding 1x16x21x60x104 falls back to eager: 1.3 s compiled, 1.1 s eager on this device",
         "decoding 1x16x21x60x104 runs compiled: 1.3 s, 1.1 s eager on this device",
-        "measured on H100: SDXL 1024x1024: 1.10 s, 2.9x stock",
+        "measured on H100, 2026-11-27: SDXL 1024x1024: 1.10 s, 2.9x stock",
         "left out of compiling: mid",
         "",
         "size     what        backend    hits     MiB",

@@ -136,8 +136,17 @@ class RegionBinding:
     @property
     def compiled_count(self) -> tuple[int, int]:
         """(compiled, distinct) regions of this module. May be read from any thread while a call adds regions."""
-        done = sum(region.is_ready for region in list(self._regions.values()))
+        done = len(self._ready_kinds())
         return done, max(len(self._distinct), done, self._expected)
+
+    def _ready_kinds(self) -> list[str]:
+        """The kind of each region that has code, also of those that no call came to yet, if another model made it."""
+        reached = list(self._regions.values())
+        known, dtypes = {region.form[0] for region in reached}, {region.form[1] for region in reached}
+        others = self._table.ready_forms if reached else frozenset()
+        waiting = [(kind, structure) for kind, structure in list(self._distinct) if structure not in known]
+        shared = [kind for kind, structure in waiting if any((structure, dtype) in others for dtype in dtypes)]
+        return shared + [region.label for region in reached if region.is_ready]
 
     @property
     def quantized(self) -> frozenset[tuple[str, str]]:
@@ -219,7 +228,7 @@ class RegionBinding:
         region = bound.regions.get(form)
         if region is None:
             key = region_key(site, bound.structure, tensors, pattern, self._torch_flags)
-            region = bound.regions[form] = self._table.region(key, site.kind)
+            region = bound.regions[form] = self._table.region(key, site.kind, (bound.structure, str(dtype)))
             self._regions[id(region)] = region
         return region
 
@@ -254,12 +263,10 @@ class RegionBinding:
         return RegionCall(region, site, weights, inputs, *about)
 
     def announce(self) -> None:
-        """Show how many regions of the module are compiled, also of those that no call compared yet."""
+        """Show how many regions of the module are compiled."""
         kinds = Counter(kind for kind, _ in self._distinct) | self._expected_kinds
-        compiled = [region.label for region in list(self._regions.values()) if region.compiled]
-        kinds -= Counter(compiled)
-        done, total = len(compiled), max(len(compiled), self.compiled_count[1])
-        self._progress.report(done, total, f"{done} of {total} regions are compiled", list(kinds.elements()))
+        kinds -= Counter(self._ready_kinds())
+        self._progress.report(*self.compiled_count, list(kinds.elements()))
 
     def _store(self, device: torch.device) -> ArtifactStore | None:
         if device not in self._stores:

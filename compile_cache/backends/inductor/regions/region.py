@@ -64,11 +64,12 @@ def replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
 @dataclass(frozen=True, eq=False)
 class _Unverified:
     """Code that no comparison confirmed. artifact: makes the one to store after it. stored: the name of the one until
-    then, empty if nothing is. is_loaded: an earlier process compiled it.
+    then, empty if nothing is. is_made: by a worker. is_loaded: by an earlier process.
     """
 
     artifact: Callable[[], Artifact]
     stored: str = ""
+    is_made: bool = False
     is_loaded: bool = False
 
 
@@ -76,7 +77,8 @@ class _Unverified:
 class Region:
     """The compiled code that all sites of one `region_key` share, and the sizes at which there is none.
 
-    label: the kind of block, for people.
+    label: the kind of block, for people. form: the digest of its structure and the dtype that it computes in; empty
+    until a call comes to it.
     compiled: one, unless a call had sizes that its guards exclude.
     by_shapes: what runs at the shapes that were met: compiled code, or the original for a reason.
     failures: by static sizes: compiling failed, and is not tried again for any size of these.
@@ -86,6 +88,7 @@ class Region:
 
     key: str
     label: str
+    form: tuple[str, ...] = ()
     compiled: list[CompiledRegion] = field(default_factory=list)
     by_shapes: dict[Shapes, CompiledRegion | BypassReason] = field(default_factory=dict)
     failures: dict[Shapes, BypassReason] = field(default_factory=dict)
@@ -94,8 +97,9 @@ class Region:
 
     @property
     def is_ready(self) -> bool:
-        """It has compiled code whose results were compared, now or before it was stored: so a user's count has it."""
-        return any(compiled not in self.unverified for compiled in list(self.compiled))
+        """It has code that is kept: compared with the original, or made elsewhere and compared by the next call."""
+        found = [self.unverified.get(compiled) for compiled in list(self.compiled)]
+        return any(each is None or each.is_made for each in found)
 
     def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
         """Add new code. `may_run` compares it before its first use, and stores its artifact if it is right."""
@@ -118,7 +122,7 @@ class Region:
         about = {name: value for name, value in artifact.about.items() if name != _UNVERIFIED}
         self.compiled.append(compiled)
         self.unverified[compiled] = _Unverified(
-            lambda: replace(artifact, about={**about, **measured(compiled)}), stored, is_loaded
+            lambda: replace(artifact, about={**about, **measured(compiled)}), stored, True, is_loaded
         )
 
     def load(self, store: ArtifactStore) -> int:

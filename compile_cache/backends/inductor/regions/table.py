@@ -31,15 +31,20 @@ class RegionTable:
         self._regions: dict[str, Region] = {}
         self.lock = threading.RLock()
 
-    def region(self, key: str, label: str) -> Region:
+    def region(self, key: str, label: str, form: tuple[str, ...]) -> Region:
         with self.lock:
             region = self._regions.setdefault(key, Region(key, label))
-            region.label = label  # `preload` knows only the key
+            region.label, region.form = label, form  # `preload` knows only the key
             return region
 
     @property
+    def ready_forms(self) -> frozenset[tuple[str, ...]]:
+        """Forms of the regions that have code, whatever model came to them."""
+        return frozenset(region.form for region in list(self._regions.values()) if region.is_ready)
+
+    @property
     def compiled_keys(self) -> frozenset[str]:
-        """Keys of the regions that have compiled code in memory, compared with the original or loaded."""
+        """Keys of the regions that have code in memory."""
         return frozenset(key for key, region in list(self._regions.items()) if region.is_ready)
 
     def preload(self, key: str, store: ArtifactStore) -> int:

@@ -293,7 +293,7 @@ def test_progress_can_be_read_while_a_call_adds_regions() -> None:
     regions: Any = bound.program._regions  # type: ignore[attr-defined]
 
     class Meeting:
-        key = "one"
+        form = ("structure", "torch.float64")
 
         @property
         def is_ready(self) -> bool:
