@@ -9,7 +9,7 @@ import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
 import { translator } from "./strings.js";
 import { addSwitch } from "./switch.js";
-import { translateTemplate } from "./templates.js";
+import { orderTemplates, translateTemplate } from "./templates.js";
 
 const PREFIX = "Resolute";
 const TAB = "resolute";
@@ -104,6 +104,7 @@ app.registerExtension({
   settings: settings(fixed, (name, value) => app.extensionManager.setting.set(name, value)),
   async setup() {
     loadStyle();
+    orderTemplates(api);
     addPanel();
     announcer = new Announcer(live, t);
     live.addEventListener("message", ({ detail }) => hearWords(detail));
