@@ -2,8 +2,9 @@
 import { Actions } from "./actions.js";
 import { badgeText } from "./badge.js";
 import { duration, element, mebibytes } from "./dom.js";
+import { isUndone, latestStep } from "./graph.js";
 import { modelTable } from "./sizes.js";
-import { isOff, turn } from "./switch.js";
+import { isOff } from "./switch.js";
 import { hasOneDiff } from "./replace_nodes.js";
 import { legend, promptRow, prompts } from "./timeline.js";
 
@@ -18,7 +19,7 @@ export class Panel {
 
   // Called by ComfyUI each time the panel is opened.
   render(container) {
-    const { app, t } = this;
+    const { t } = this;
     this.status = element("div", { class: "resolute-headline" });
     this.saved = element("div", { class: "resolute-faint" });
     this.switch = element(
@@ -30,7 +31,7 @@ export class Panel {
         "data-action": "switch",
         title: t("Off runs this workflow as without Resolute. No node changes, and the workflow remembers it."),
         onclick: () => {
-          turn(app, !isOff(app));
+          this.actions.turn();
           this.draw();
         },
       },
@@ -89,13 +90,13 @@ export class Panel {
         "add",
         t("Add Resolute to this workflow"),
         t("Puts Compile Model before each sampler and Compile VAE Decode before each decode."),
-        () => this.act(() => this.actions.add()),
+        () => this.act(() => this.actions.add(), true),
       ),
       button(
         "convert",
         t("Convert all OneDiff nodes"),
         t("Puts Resolute's nodes in the place of OneDiff's, with their values and links."),
-        () => this.act(() => this.actions.convert()),
+        () => this.act(() => this.actions.convert(), true),
       ),
       button(
         "measure",
@@ -119,18 +120,21 @@ export class Panel {
   }
 
   // action: gets a function that shows a sentence meanwhile. A later click's sentence is not replaced by an earlier one's.
-  async act(action) {
+  // isStep: its sentence goes when the change of the graph is undone, or another workflow is shown.
+  async act(action, isStep = false) {
     const mine = (this.latest = Symbol("action"));
+    this.step = undefined;
     const say = (sentence, failed = false) => {
       if (this.latest !== mine || sentence === null) return;
       this.said.classList.toggle("resolute-failed", failed);
       this.said.textContent = sentence;
     };
     say("");
-    const done = action(say);
-    this.draw();
     try {
+      const done = action(say);
+      this.draw();
       say(await done);
+      if (isStep) this.step = latestStep(this.app);
     } catch (error) {
       say(error.message, true);
     }
@@ -145,11 +149,12 @@ export class Panel {
   }
 
   state() {
-    return `${isOff(this.app)} ${hasOneDiff()}`;
+    return `${isOff(this.app)} ${hasOneDiff()} ${this.step && isUndone(this.app, this.step)}`;
   }
 
   draw() {
     const { live, t } = this;
+    if (this.step && isUndone(this.app, this.step)) this.said.textContent = "";
     this.drawn = this.state();
     this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t);
     this.progress.hidden = !live.working?.total;

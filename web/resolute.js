@@ -4,7 +4,8 @@ import { api } from "../../scripts/api.js";
 import { addBadge } from "./badge.js";
 import { failure, Live } from "./live.js";
 import { Announcer } from "./announcer.js";
-import { addText, hearWords, showError, showResult } from "./node_text.js";
+import { addText, fillTexts, hearWords, showError, showResult } from "./node_text.js";
+import { nodesById } from "./graph.js";
 import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
 import { translator } from "./strings.js";
@@ -51,7 +52,7 @@ async function replaceMessage(sentence) {
 async function reportError(error) {
   if (!isOurs(error.node_type)) return;
   const sentence = failure(error);
-  const node = app.graph.getNodeById(error.node_id);
+  const node = new Map(nodesById(app.graph)).get(String(error.node_id));
   if (node) showError(node, sentence);
   announcer?.tell(sentence);
   if (await replaceMessage(sentence)) return;
@@ -116,7 +117,10 @@ app.registerExtension({
     categories.set(nodeData.name, nodeData.category);
     applyDefaultBackend(nodeData, setting(BACKEND));
   },
-  afterConfigureGraph: () => translateTemplate(app.graph, t),
+  afterConfigureGraph() {
+    translateTemplate(app.graph, t);
+    fillTexts(app, live, t, category);
+  },
   nodeCreated(node) {
     if (!isOurs(node.comfyClass)) return;
     addText(node, categories.get(node.comfyClass), t);

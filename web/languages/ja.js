@@ -4,6 +4,7 @@ export default {
   "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "OneDiff のノードを Resolute のノードに置き換え、値とリンクを引き継ぎます。",
   "This workflow has no OneDiff node.": "このワークフローに OneDiff のノードはありません。",
   "Converted {count} OneDiff nodes. Ctrl+Z takes all back.": "OneDiff のノードを {count} 個変換しました。Ctrl+Z ですべて元に戻せます。",
+  "In subgraphs: {count} of them ({names}).": "そのうち {count} 個はサブグラフ内（{names}）です。",
   "no answer": "サーバーが応答しません",
   "loading": "読み込み中",
   "{regions} regions, {sizes} sizes ready": "{regions} リージョン、{sizes} サイズが準備済み",

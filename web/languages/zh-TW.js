@@ -4,6 +4,7 @@ export default {
   "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "以 Resolute 的節點取代 OneDiff 的節點，並保留數值和連線。",
   "This workflow has no OneDiff node.": "此工作流程沒有 OneDiff 節點。",
   "Converted {count} OneDiff nodes. Ctrl+Z takes all back.": "已轉換 {count} 個 OneDiff 節點。按 Ctrl+Z 全部復原。",
+  "In subgraphs: {count} of them ({names}).": "其中 {count} 個在子圖中（{names}）。",
   "no answer": "伺服器沒有回應",
   "loading": "載入中",
   "{regions} regions, {sizes} sizes ready": "{regions} 個區域、{sizes} 個尺寸已就緒",

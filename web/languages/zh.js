@@ -4,6 +4,7 @@ export default {
   "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "用 Resolute 的节点替换 OneDiff 的节点，并保留数值和连线。",
   "This workflow has no OneDiff node.": "此工作流没有 OneDiff 节点。",
   "Converted {count} OneDiff nodes. Ctrl+Z takes all back.": "已转换 {count} 个 OneDiff 节点。按 Ctrl+Z 全部撤销。",
+  "In subgraphs: {count} of them ({names}).": "其中 {count} 个在子图中（{names}）。",
   "no answer": "服务器没有响应",
   "loading": "加载中",
   "{regions} regions, {sizes} sizes ready": "{regions} 个区域、{sizes} 个尺寸已就绪",
