@@ -3,7 +3,7 @@ import { Actions } from "./actions.js";
 import { badgeText } from "./badge.js";
 import { duration, element, mebibytes } from "./dom.js";
 import { isUndone, latestStep } from "./graph.js";
-import { modelTable } from "./sizes.js";
+import { modelTable, titled } from "./sizes.js";
 import { isOff } from "./switch.js";
 import { hasOneDiff } from "./replace_nodes.js";
 import { legend, promptRow, prompts } from "./timeline.js";
@@ -40,7 +40,8 @@ export class Panel {
     this.said = element("div", { class: "resolute-said", role: "status", "aria-live": "polite" });
     this.memory = element("div", { class: "resolute-memory" });
     this.models = element("div");
-    this.heading = element("h3", {});
+    this.heading = element("h3", {}, t("Memory of captures"));
+    this.details = element("div", { class: "resolute-faint" });
     this.legend = element("div");
     this.timeline = element("ol", { class: "resolute-timeline" });
     container.replaceChildren(
@@ -58,6 +59,7 @@ export class Panel {
         this.memory,
         element("h3", {}, t("Sizes")),
         this.models,
+        element("details", {}, element("summary", {}, t("Details")), this.details),
         element("h3", {}, t("Latest prompts")),
         this.legend,
         this.timeline,
@@ -156,7 +158,7 @@ export class Panel {
     const { live, t } = this;
     if (this.step && isUndone(this.app, this.step)) this.said.textContent = "";
     this.drawn = this.state();
-    this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t);
+    this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t, t("{sizes} sizes ready", { sizes: live.readySizes.size }));
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });
     const off = isOff(this.app);
@@ -170,17 +172,15 @@ export class Panel {
     const saved = live.cache.saved_seconds;
     this.saved.textContent = saved >= 1 ? t("saved {time} since start", { time: duration(saved) }) : "";
     this.memory.replaceChildren(...this.memoryRow());
-    const named = (model) => `${model.name} ${model.model}`;
-    const models = live.cache.models
-      .filter((model) => model.shapes.length)
-      .sort((one, other) => named(one).localeCompare(named(other)));
     const none = element("p", { class: "resolute-faint" }, t("No compiled model has run yet."));
     const { captures } = live.cache.device;
-    this.heading.textContent = captures ? t("Memory of captures") : t("Compiled regions");
+    this.heading.hidden = !captures;
     this.legend.replaceChildren(legend(t, captures));
-    const tables = models.map((model) => modelTable(model, live.cache.measurements, captures, t));
+    const said = this.said.textContent;
+    const models = titled(live.cache.models, live.runs);
+    const tables = models.map((model) => modelTable(model, live.cache.measurements, said, captures, t));
     this.models.replaceChildren(...(tables.length ? tables : [none]));
-    const rows = prompts(live.runs).map((runs) => promptRow(runs, t));
+    const rows = prompts(live.runs, live.plain).map((runs) => promptRow(runs, t));
     const nothing = element("li", { class: "resolute-faint" }, t("No prompt since ComfyUI started."));
     this.timeline.replaceChildren(...(rows.length ? rows : [nothing]));
   }
@@ -195,8 +195,8 @@ export class Panel {
     const disk = store.regions
       ? this.t("On disk: {count} regions, {size}", { count: store.regions, size: mebibytes(store.bytes) })
       : this.t("Nothing is kept on disk.");
-    const onDisk = element("div", { class: "resolute-faint" }, disk);
-    if (!device.captures) return [onDisk];
+    this.details.textContent = `${this.t("{count} compiled regions in memory", { count: this.live.regions })}. ${disk}`;
+    if (!device.captures) return [];
     const taken = device.total_bytes - device.free_bytes;
     const whole = this.t("{used} of {total} used on {device}", {
       used: mebibytes(taken),
@@ -208,7 +208,6 @@ export class Panel {
       element("div", {}, used),
       element("meter", { min: 0, max: Math.max(device.total_bytes, 1), value: taken, "aria-label": whole }),
       element("div", { class: "resolute-faint" }, whole),
-      onDisk,
     ];
   }
 }

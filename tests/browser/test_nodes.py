@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scripts.browser import front_end_scripts
 from scripts.browser.front_end import FrontEnd
 from scripts.workflows import CONTROL_NET, SD15
 
@@ -23,7 +24,7 @@ WORDS = {
     "Compile ControlNet": ("Compile ControlNet", (0, 600)),
     "aspect ratio": ("Resolution", (0, 860)),
     "Graph Cache Report": ("Graph Cache Report", (2200, 0)),
-    "psnr": ("Compare Images", (2200, 480)),  # core has a Compare Images too
+    "psnr": ("Compare Images (PSNR, Heat Map)", (2200, 480)),
     "Warm Up": ("Warm Up", (2200, 960)),
     "Free Graphs": ("Free Graphs", (1700, 860)),
 }
@@ -56,8 +57,8 @@ OTHERS = (
     ("Load ControlNet Model", "CONTROL_NET", "Compile ControlNet", "control_net"),
     ("Resolution", "width", "Empty Latent Image", "width"),
     ("Resolution", "height", "Empty Latent Image", "height"),
-    ("VAE Decode", "IMAGE", "Compare Images", "image_a"),
-    ("VAE Decode", "IMAGE", "Compare Images", "image_b"),
+    ("VAE Decode", "IMAGE", "Compare Images (PSNR, Heat Map)", "image_a"),
+    ("VAE Decode", "IMAGE", "Compare Images (PSNR, Heat Map)", "image_b"),
     ("VAE Decode", "IMAGE", "Free Graphs", "any"),
     ("Load Checkpoint (Compiled)", "MODEL", "Warm Up", "model"),
 )
@@ -74,6 +75,8 @@ ALIASES = {
     "torch compile": "Compile Model",
     "faster": "Compile Model",
     "why slow": "Graph Cache Report",
+    "benchmark": "Graph Cache Report",
+    **dict.fromkeys(("accelerate", "speed up", "turbo", "onediff", "加速", "更快", "高速化", "速い"), "Compile Model"),
 }
 MOVE = """places => { for (const node of app.graph.nodes) if (places[node.title]) node.pos = places[node.title];
     app.canvas.deselectAll(); app.canvas.setDirty(true, true); }"""  # the toolbox of a selected node covers the canvas
@@ -146,6 +149,11 @@ def test_a_search_for_what_people_want_finds_the_node(page: FrontEnd) -> None:
     for words, title in ALIASES.items():
         page.search(words, title)
         page.close_dialogs()
+    page.search("compile", "Compile Model")
+    page.page.wait_for_function(front_end_scripts.FIRST, arg="Compile Model")
+    page.close_dialogs()
+    page.search("compare images", "Compare Images (PSNR, Heat Map)")  # core's is Compare Images
+    page.close_dialogs()
 
 
 def test_two_results_fit_on_the_nodes_that_compile_two_things(page: FrontEnd) -> None:
