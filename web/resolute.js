@@ -102,7 +102,7 @@ const fixed = await live.get("/resolute/settings").then(
 
 app.registerExtension({
   name: "Resolute",
-  settings: settings(fixed, (name, value) => app.extensionManager.setting.set(name, value)),
+  settings: settings(fixed, setting, (name, value) => app.extensionManager.setting.set(name, value)),
   async setup() {
     loadStyle();
     orderTemplates(api);

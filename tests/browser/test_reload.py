@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.browser.front_end import EMPTY, FrontEnd
+from scripts.browser import front_end_scripts
+from scripts.browser.front_end import DIALOG, EMPTY, FrontEnd
 
 from ..comfy.rig import node
 from .prompts import compiled, stock
@@ -105,3 +106,40 @@ def test_a_workflow_without_a_sampler_is_said_on_the_screen(page: FrontEnd) -> N
         tab.locator("[data-action=copy]").click()
         said.wait_for(state="detached")
     assert errors == []
+
+
+SETTING = "name => app.extensionManager.setting.get(name)"
+
+
+def test_a_preset_says_that_a_setting_of_it_was_changed(page: FrontEnd, screenshots: Path) -> None:
+    tab = page.page
+    tab.set_viewport_size({"width": 1456, "height": 819})
+
+    def preset() -> str:
+        return str(tab.evaluate(SETTING, "Resolute.Preset"))
+
+    try:
+        assert preset() == "fast"
+        page.settings({"Resolute.Preset": "small card"})
+        tab.wait_for_function(f"() => ({SETTING})('Resolute.Workers') === 2")
+        page.settings({"Resolute.Workers": 3})
+        assert preset() == "small card, changed"
+        tab.evaluate(front_end_scripts.COMMAND, "Comfy.ShowSettingsDialog")
+        tab.locator(DIALOG).get_by_text("Resolute", exact=True).first.click()
+        entry = tab.locator(DIALOG).locator(".setting-item", has_text="Preset")
+        entry.get_by_text("small card, changed").wait_for()
+        tab.screenshot(path=screenshots / "preset-changed.png")
+        entry.get_by_role("combobox").click()
+        options = tab.get_by_role("option")
+        assert options.all_inner_texts() == ["fast", "small card", "safe", "small card, changed"]
+        tab.screenshot(path=screenshots / "preset-options.png")
+        options.first.click()
+        tab.wait_for_function(f"() => ({SETTING})('Resolute.Workers') === -1")
+        assert preset() == "fast"
+        page.settings({"Resolute.Workers": 3})
+        assert preset() == "fast, changed"
+        page.settings({"Resolute.Workers": -1})
+        assert preset() == "fast"
+    finally:
+        page.settings({"Resolute.Preset": "fast"})
+        page.load_page()  # without the dialog
