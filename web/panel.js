@@ -124,6 +124,7 @@ export class Panel {
   // action: gets a function that shows a sentence meanwhile. A later click's sentence is not replaced by an earlier one's.
   // isStep: its sentence goes when the change of the graph is undone, or another workflow is shown.
   async act(action, isStep = false) {
+    const { t } = this;
     const mine = (this.latest = Symbol("action"));
     this.step = undefined;
     const say = (sentence, failed = false) => {
@@ -138,7 +139,7 @@ export class Panel {
       say(await done);
       if (isStep) this.step = latestStep(this.app);
     } catch (error) {
-      say(error.message, true);
+      say(t.error(error.message), true);
     }
     this.draw();
   }

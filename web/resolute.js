@@ -51,7 +51,7 @@ async function replaceMessage(sentence) {
 
 async function reportError(error) {
   if (!isOurs(error.node_type)) return;
-  const sentence = failure(error);
+  const sentence = t.error(failure(error));
   const node = new Map(nodesById(app.graph)).get(String(error.node_id));
   if (node) showError(node, sentence);
   announcer?.tell(sentence);
