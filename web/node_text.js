@@ -30,6 +30,8 @@ const LINES = {
   ResoluteCompareImages: 6,
 };
 
+const WIDTHS = { ResoluteWarmUp: 540 }; // of a table whose lines are longer
+
 const BEFORE_A_RUN = {
   ResoluteReport: "The report appears here after a run.",
   ResoluteCompareImages: "The comparison appears here after a run.",
@@ -68,7 +70,7 @@ export function addText(node, category, translate) {
     node.setSize([node.size[0], node.size[1] + height + 2 * MARGIN]);
     keepSavedWidth(node);
   }
-  if (lines > TWO_RESULTS) node.size[0] = Math.max(node.size[0], 420);
+  if (lines > TWO_RESULTS) node.size[0] = Math.max(node.size[0], WIDTHS[node.comfyClass] ?? 420);
 }
 
 // ComfyUI widens a loaded node to its title, which is longer here than OneDiff's was.

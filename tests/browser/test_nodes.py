@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compile_cache.warm_up_plan import WARMED, Outcome, table
 from scripts.browser import front_end_scripts
 from scripts.browser.front_end import FrontEnd
 from scripts.workflows import CONTROL_NET, SD15
@@ -83,6 +84,11 @@ MOVE = """places => { for (const node of app.graph.nodes) if (places[node.title]
 # The whole graph in the upper left part of the window.
 SMALL_VIEW = "() => { app.canvas.ds.scale = 0.3; app.canvas.ds.offset = [600, 400]; app.canvas.setDirty(true, true); }"
 
+TEXT_HEIGHT = """() => {
+    const range = document.createRange(), element = document.querySelector('.resolute-table');
+    range.selectNodeContents(element);
+    return range.getBoundingClientRect().height / element.getBoundingClientRect().height * element.offsetHeight;
+}"""
 SHOW = """text => app.graph.nodes.forEach(node => {
     node.widgets.find(widget => widget.name === '$$node-text-preview').value = text; })"""
 
@@ -154,6 +160,20 @@ def test_a_search_for_what_people_want_finds_the_node(page: FrontEnd) -> None:
     page.close_dialogs()
     page.search("compare images", "Compare Images (PSNR, Heat Map)")  # core's is Compare Images
     page.close_dialogs()
+
+
+def test_a_table_of_warm_up_fits_without_a_line_that_wraps(page: FrontEnd, screenshots: Path) -> None:
+    page.page.set_viewport_size({"width": 1456, "height": 819})
+    page.place(["ResoluteWarmUp"])
+    done = (WARMED, 72.51, 190 << 20, "24 region compiles, 1 captures")
+    lines = table(Outcome("1024x1024", what, *done) for what in ("model", "VAE"))
+    for vue in (False, True):
+        page.renderer(vue)
+        page.page.evaluate(SHOW, lines)
+        page.stable()
+        page.page.screenshot(path=screenshots / f"warm-up{'-nodes2' if vue else ''}.png")
+        # A line has 16 pixels; the text of one begins and ends between them.
+        assert round(page.page.evaluate(TEXT_HEIGHT) / 16) == len(lines.splitlines())
 
 
 def test_two_results_fit_on_the_nodes_that_compile_two_things(page: FrontEnd) -> None:
