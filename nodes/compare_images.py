@@ -18,9 +18,9 @@ class CompareImages(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="ResoluteCompareImages",
-            display_name="Compare Images",
+            display_name="Compare Images (PSNR, Heat Map)",  # core has a Compare Images
             category=CATEGORY,
-            **search_aliases("difference", "psnr", "ssim", "heat map", "before and after"),
+            **search_aliases("difference", "psnr", "ssim", "heat map", "before and after", "benchmark"),
             description=(
                 "Measures how much two images differ: largest and mean error, PSNR, SSIM and a heat map. It can also "
                 "fail the prompt when they differ too much."

@@ -16,9 +16,9 @@ class CompileVAE(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="ResoluteCompileVAE",
-            display_name="Compile VAE",
+            display_name="Compile VAE (Encode, Decode)",  # longer than Compile Model, which comes first
             category=CATEGORY,
-            **search_aliases("speed", "torch compile", "cuda graph", "encoder", "decoder", "img2img", "edit"),
+            **search_aliases("faster", "speed", "torch compile", "cuda graph", "encoder", "decoder", "img2img", "edit"),
             description=(
                 "Encodes and decodes with compiled blocks, at any size without compiling again. Tiling and the "
                 "fallback to tiles when memory runs out stay ComfyUI's own."

@@ -4,6 +4,7 @@ GET  /resolute/cache     counters, captures, and whether each remembered shape i
 GET  /resolute/events    the latest events
 GET  /resolute/runs      the latest sampling runs and decodes: what each did, how long it took, and why it waited
 GET  /resolute/report    the report as text, which the panel copies for a bug report
+GET  /resolute/texts     the latest text of each node, by workflow and node, for a page that is loaded anew
 GET  /resolute/settings  which settings an environment variable decides
 POST /resolute/warm-up   {"prompt": a workflow in API form} or {"plan": ...}, see `warm_up.request.parse_request`
 POST /resolute/measurements  the seconds of *Measure against stock*, see `stock_measurements.finish`
@@ -26,6 +27,7 @@ from server import PromptServer
 import nodes
 
 from ..compile_cache.errors import UserError
+from .adapters.comfyui import messages
 from .adapters.comfyui.prompt_queue import queue
 from .adapters.process import runtime, user_settings
 from .adapters.report import cache_report, runs, stock_measurements, table_and_chart
@@ -48,6 +50,7 @@ def register() -> None:
     server.routes.get("/resolute/events")(_reads(_events))
     server.routes.get("/resolute/runs")(_reads(lambda: {"runs": runs.latest()}))
     server.routes.get("/resolute/report")(_reads(_report))
+    server.routes.get("/resolute/texts")(_reads(messages.latest_texts))
     server.routes.get("/resolute/settings")(_reads(lambda: {"fixed": user_settings.fixed()}))
     server.routes.post("/resolute/warm-up")(_warm_up)
     server.routes.post("/resolute/free")(_free)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from .places import ROOT
 
 FOLDER = ROOT / "workflows"
-PREFIX = "resolute_faster_compiled_"  # of the file, because the template browser searches in its name only
 NOTE = "MarkdownNote"  # a type that exists only in the browser
 # The workflows with UNets; the others load large transformers.
 UNETS = (
@@ -33,7 +33,17 @@ Json = dict[str, Any]
 @functools.cache
 def names() -> tuple[str, ...]:
     """Every bundled workflow: "sd15_text_to_image"."""
-    return tuple(sorted(path.stem.removeprefix(PREFIX) for path in FOLDER.glob("*.json")))
+    return tuple(sorted(_titles()))
+
+
+@functools.cache
+def _titles() -> dict[str, str]:
+    return {_read(path)["extra"]["resolute"]["template"]: path.stem for path in FOLDER.glob("*.json")}
+
+
+def _read(path: Path) -> Json:
+    loaded: Json = json.loads(path.read_text("utf-8"))
+    return loaded
 
 
 def transformers() -> list[str]:
@@ -42,20 +52,18 @@ def transformers() -> list[str]:
 
 
 def template(name: str) -> str:
-    """The name of a workflow in the template browser."""
-    return f"{PREFIX}{name}"
+    """The title of a workflow in the template browser, which shows the name of its file and searches in that only."""
+    return _titles()[name]
 
 
 def ui(name: str) -> Json:
     """A workflow as the front end saves it."""
-    loaded: Json = json.loads((FOLDER / f"{template(name)}.json").read_text("utf-8"))
-    return loaded
+    return _read(FOLDER / f"{template(name)}.json")
 
 
 def api(name: str) -> Json:
     """A workflow as ``POST /prompt`` takes it."""
-    loaded: Json = json.loads((FOLDER / "api" / f"{name}.json").read_text("utf-8"))
-    return loaded
+    return _read(FOLDER / "api" / f"{name}.json")
 
 
 def prompt_of(graph: Json) -> Json:

@@ -2,18 +2,21 @@
 import { addToWorkflow } from "./insert.js";
 import { seconds } from "./dom.js";
 import { Measure } from "./measure.js";
+import { fillTexts } from "./node_text.js";
 import { convertOneDiff } from "./replace_nodes.js";
+import { isOff, turn } from "./switch.js";
 import { say as inLanguage } from "./words.js";
 
 export class Actions {
   constructor(app, live, t, category) {
-    Object.assign(this, { app, live, t });
+    Object.assign(this, { app, live, t, category });
     this.measuring = new Measure(app, live, t, category);
   }
 
   async warmUp(say) {
     const { t, live } = this;
     const { output } = await this.app.graphToPrompt();
+    if (!Object.keys(output).length) throw new Error(t("This workflow has no sampler and no decode to compile."));
     const answer = await live.post("/resolute/warm-up", { prompt: output, client_id: live.api.clientId });
     say([t("Queued: {items}.", { items: answer.items.join("; ") }), ...answer.unknown].join(" "));
     const over = new AbortController();
@@ -21,6 +24,11 @@ export class Actions {
     if (!isDone) return t("The warm-up was cancelled.");
     const { sizes, took } = live.warmed ?? {};
     return sizes ? t("Ready: {sizes}, {seconds}", { sizes: sizes.join(", "), seconds: seconds(took) }) : t("Ready.");
+  }
+
+  turn() {
+    turn(this.app, !isOff(this.app));
+    fillTexts(this.app, this.live, this.t, this.category);
   }
 
   async free() {

@@ -5,13 +5,13 @@ import { say } from "./words.js";
 
 const LOOK_MS = 500; // a workflow may be opened in ways of which no event tells
 
-export function badgeText(live, t) {
+// calm: the text while nothing happens.
+export function badgeText(live, t, calm) {
   if (live.working) return say(live.working.text, live.working.words, t);
   if (live.coming) return say(live.coming.text, live.coming.words, t);
   if (live.problem) return t("no answer");
   if (!live.cache) return t("loading");
-  const counts = { regions: live.regions, sizes: live.readySizes };
-  return counts.regions ? t("{regions} regions, {sizes} sizes ready", counts) : t("{sizes} sizes ready", counts);
+  return calm;
 }
 
 export function addBadge(app, live, t, open) {
@@ -20,9 +20,11 @@ export function addBadge(app, live, t, open) {
   const button = element("button", { class: "resolute-badge", type: "button", onclick: open }, dot, text);
   const update = () => {
     const off = isOff(app) && !live.working;
-    const shown = off ? t("off for this workflow") : badgeText(live, t);
-    if (text.textContent === shown) return;
-    text.textContent = shown;
+    const shown = off ? t("off for this workflow") : badgeText(live, t, t("ready"));
+    const calm = off || !(live.working || live.coming);
+    const full = calm ? `Resolute: ${shown}` : shown;
+    if (text.textContent === full) return;
+    text.textContent = full;
     button.classList.toggle("resolute-off", off);
     button.classList.toggle("resolute-working", Boolean(live.working));
     button.title = `Resolute: ${shown}`;

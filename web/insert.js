@@ -1,7 +1,7 @@
 // "Add Resolute to this workflow": Compile Model before each sampler, Compile VAE Decode before each decode. One Ctrl+Z
 // takes all of it back.
 
-import { GAP, graphsOf, linkOf, newNode, nodesOf, oneStep } from "./graph.js";
+import { bringIntoView, GAP, graphsOf, linkOf, newNode, nodesOf, oneStep } from "./graph.js";
 
 const KINDS = {
   MODEL: { type: "ResoluteCompileModel", gives: ["LATENT", "GUIDER"] },
@@ -43,10 +43,11 @@ function insert(graph, kind, group) {
   const node = newNode(graph, KINDS[kind].type, ([width]) => [target.pos[0] - width - GAP, target.pos[1]]);
   origin.connect(slot, node, node.findInputSlot(kind === "MODEL" ? "model" : "vae"));
   for (const place of group) node.connect(0, place.target, place.input);
+  return node;
 }
 
 export function addToWorkflow(app, t) {
-  const counts = { MODEL: 0, VAE: 0 };
+  const made = { MODEL: [], VAE: [] };
   let found = 0;
   oneStep(app, () => {
     for (const graph of graphsOf(app.graph)) {
@@ -59,17 +60,24 @@ export function addToWorkflow(app, t) {
           groups.set(key, [...(groups.get(key) ?? []), place]);
         }
         for (const group of groups.values()) {
-          insert(graph, kind, group);
-          counts[kind] += 1;
+          made[kind].push(insert(graph, kind, group));
         }
       }
     }
-    return counts.MODEL + counts.VAE;
+    return made.MODEL.length + made.VAE.length;
   });
   if (!found) throw new Error(t("This workflow has no sampler and no decode to compile."));
-  if (!counts.MODEL && !counts.VAE) return t("Every sampler and decode of this workflow is compiled already.");
-  return t("Added {models} × Compile Model, {vaes} × Compile VAE Decode. Ctrl+Z takes all back.", {
-    models: counts.MODEL,
-    vaes: counts.VAE,
-  });
+  const all = [...made.MODEL, ...made.VAE];
+  if (!all.length) return t("Every sampler and decode of this workflow is compiled already.");
+  const shown = all.filter((node) => node.graph === app.canvas.graph);
+  bringIntoView(app, shown);
+  const elsewhere = all.filter((node) => !shown.includes(node));
+  const names = [...new Set(elsewhere.map((node) => node.graph.name))].join(", ");
+  return [
+    t("Added {models} × Compile Model, {vaes} × Compile VAE Decode. Ctrl+Z takes all back.", {
+      models: made.MODEL.length,
+      vaes: made.VAE.length,
+    }),
+    ...(elsewhere.length ? [t("In subgraphs: {count} of them ({names}).", { count: elsewhere.length, names })] : []),
+  ].join(" ");
 }

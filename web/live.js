@@ -1,5 +1,6 @@
 // What the badge and the panel show: read from the server, and kept current by its messages over the websocket.
 
+const LEAST_SECONDS = 0.1; // of a prompt that ran anything worth a line
 const PAUSE_MS = 400; // several messages in a row cause one request
 
 export class Live extends EventTarget {
@@ -8,16 +9,29 @@ export class Live extends EventTarget {
     this.api = api;
     this.cache = null; // of GET /resolute/cache
     this.runs = []; // of GET /resolute/runs
+    this.begun = {}; // seconds since 1970 at which a prompt of this page began, by its id
+    this.plain = []; // prompts of this page in which nothing ran through Resolute: {prompt_id, started, seconds}
     this.working = null; // {text, words, done, total} while something compiles or loads
     this.coming = null; // {text, words, left} while regions are compiled behind the picture
     this.warmed = null; // {sizes, took} of the last warm-up
     this.problem = ""; // why the server does not answer
     this.timer = 0;
     api.addEventListener("resolute", ({ detail }) => this.receive(detail));
+    api.addEventListener("execution_start", ({ detail }) => (this.begun = { [detail.prompt_id]: Date.now() / 1000 }));
+    api.addEventListener("execution_success", ({ detail }) => this.noteEnd(detail));
     api.addEventListener("reconnected", () => {
       this.working = this.coming = null; // of a server that may have ended meanwhile
       this.refresh();
     });
+  }
+
+  // The messages of a prompt's runs came before that of its end. What ComfyUI had cached is no prompt to show.
+  noteEnd({ prompt_id: id }) {
+    const started = this.begun[id];
+    const seconds = Date.now() / 1000 - started;
+    if (!(seconds >= LEAST_SECONDS) || this.runs.some((run) => run.prompt_id === id)) return;
+    this.plain = [...this.plain, { prompt_id: id, started, seconds }].slice(-60);
+    this.changed();
   }
 
   receive(message) {

@@ -3,6 +3,8 @@
 // ComfyUI adds such a widget when the first text arrives, and the node grows over its neighbours. Ours is there from the
 // start, under the name that ComfyUI looks for, so it gets the same texts and the node keeps its size.
 
+import { nodesById } from "./graph.js";
+import { isOff, isSwitched } from "./switch.js";
 import { say } from "./words.js";
 
 const NAME = "$$node-text-preview";
@@ -27,6 +29,8 @@ const LINES = {
   ResoluteReport: 12,
   ResoluteCompareImages: 6,
 };
+
+const WIDTHS = { ResoluteWarmUp: 540 }; // of a table whose lines are longer
 
 const BEFORE_A_RUN = {
   ResoluteReport: "The report appears here after a run.",
@@ -66,7 +70,7 @@ export function addText(node, category, translate) {
     node.setSize([node.size[0], node.size[1] + height + 2 * MARGIN]);
     keepSavedWidth(node);
   }
-  if (lines > TWO_RESULTS) node.size[0] = Math.max(node.size[0], 420);
+  if (lines > TWO_RESULTS) node.size[0] = Math.max(node.size[0], WIDTHS[node.comfyClass] ?? 420);
 }
 
 // ComfyUI widens a loaded node to its title, which is longer here than OneDiff's was.
@@ -83,6 +87,25 @@ export function showResult(node, output, t) {
   const element = node.widgets?.find((widget) => widget.name === NAME)?.element;
   const words = output?.resolute_words ?? [];
   if (element && output?.text?.length) show(element, output.text.map((text, index) => say(text, words[index], t)).join("\n"));
+}
+
+// What the nodes of a workflow show when it is opened, and when its switch is turned: their latest results, which the
+// server has, or that Resolute is off. category: of a class of node.
+export async function fillTexts(app, live, t, category) {
+  const { graph } = app;
+  const off = t("Resolute is off: this runs as without it");
+  const all = await live.get("/resolute/texts").catch(() => ({}));
+  const texts = all[graph.id] ?? {};
+  for (const [id, node] of nodesById(graph)) {
+    const element = node.widgets?.find((widget) => widget.name === NAME)?.element;
+    if (!element) continue;
+    const kept = texts[id] ? say(texts[id].text, texts[id].words, t) : "";
+    if (isOff(app) && isSwitched(node.comfyClass, category(node.comfyClass))) {
+      if (element.textContent !== off) element.dataset.before = element.textContent;
+      show(element, off);
+    } else if (kept && kept !== off) show(element, kept);
+    else if (element.textContent === off) show(element, element.dataset.before ?? "");
+  }
 }
 
 const KEPT = 100;

@@ -2,8 +2,9 @@
 import { Actions } from "./actions.js";
 import { badgeText } from "./badge.js";
 import { duration, element, mebibytes } from "./dom.js";
-import { modelTable } from "./sizes.js";
-import { isOff, turn } from "./switch.js";
+import { isUndone, latestStep } from "./graph.js";
+import { modelTable, titled } from "./sizes.js";
+import { isOff } from "./switch.js";
 import { hasOneDiff } from "./replace_nodes.js";
 import { legend, promptRow, prompts } from "./timeline.js";
 
@@ -18,7 +19,7 @@ export class Panel {
 
   // Called by ComfyUI each time the panel is opened.
   render(container) {
-    const { app, t } = this;
+    const { t } = this;
     this.status = element("div", { class: "resolute-headline" });
     this.saved = element("div", { class: "resolute-faint" });
     this.switch = element(
@@ -30,7 +31,7 @@ export class Panel {
         "data-action": "switch",
         title: t("Off runs this workflow as without Resolute. No node changes, and the workflow remembers it."),
         onclick: () => {
-          turn(app, !isOff(app));
+          this.actions.turn();
           this.draw();
         },
       },
@@ -39,7 +40,8 @@ export class Panel {
     this.said = element("div", { class: "resolute-said", role: "status", "aria-live": "polite" });
     this.memory = element("div", { class: "resolute-memory" });
     this.models = element("div");
-    this.heading = element("h3", {});
+    this.heading = element("h3", {}, t("Memory of captures"));
+    this.details = element("div", { class: "resolute-faint" });
     this.legend = element("div");
     this.timeline = element("ol", { class: "resolute-timeline" });
     container.replaceChildren(
@@ -57,6 +59,7 @@ export class Panel {
         this.memory,
         element("h3", {}, t("Sizes")),
         this.models,
+        element("details", {}, element("summary", {}, t("Details")), this.details),
         element("h3", {}, t("Latest prompts")),
         this.legend,
         this.timeline,
@@ -89,13 +92,13 @@ export class Panel {
         "add",
         t("Add Resolute to this workflow"),
         t("Puts Compile Model before each sampler and Compile VAE Decode before each decode."),
-        () => this.act(() => this.actions.add()),
+        () => this.act(() => this.actions.add(), true),
       ),
       button(
         "convert",
         t("Convert all OneDiff nodes"),
         t("Puts Resolute's nodes in the place of OneDiff's, with their values and links."),
-        () => this.act(() => this.actions.convert()),
+        () => this.act(() => this.actions.convert(), true),
       ),
       button(
         "measure",
@@ -119,20 +122,24 @@ export class Panel {
   }
 
   // action: gets a function that shows a sentence meanwhile. A later click's sentence is not replaced by an earlier one's.
-  async act(action) {
+  // isStep: its sentence goes when the change of the graph is undone, or another workflow is shown.
+  async act(action, isStep = false) {
+    const { t } = this;
     const mine = (this.latest = Symbol("action"));
+    this.step = undefined;
     const say = (sentence, failed = false) => {
       if (this.latest !== mine || sentence === null) return;
       this.said.classList.toggle("resolute-failed", failed);
       this.said.textContent = sentence;
     };
     say("");
-    const done = action(say);
-    this.draw();
     try {
+      const done = action(say);
+      this.draw();
       say(await done);
+      if (isStep) this.step = latestStep(this.app);
     } catch (error) {
-      say(error.message, true);
+      say(t.error(error.message), true);
     }
     this.draw();
   }
@@ -145,13 +152,14 @@ export class Panel {
   }
 
   state() {
-    return `${isOff(this.app)} ${hasOneDiff()}`;
+    return `${isOff(this.app)} ${hasOneDiff()} ${this.step && isUndone(this.app, this.step)}`;
   }
 
   draw() {
     const { live, t } = this;
+    if (this.step && isUndone(this.app, this.step)) this.said.textContent = "";
     this.drawn = this.state();
-    this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t);
+    this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t, t("{sizes} sizes ready", { sizes: live.readySizes }));
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });
     const off = isOff(this.app);
@@ -165,17 +173,15 @@ export class Panel {
     const saved = live.cache.saved_seconds;
     this.saved.textContent = saved >= 1 ? t("saved {time} since start", { time: duration(saved) }) : "";
     this.memory.replaceChildren(...this.memoryRow());
-    const named = (model) => `${model.name} ${model.model}`;
-    const models = live.cache.models
-      .filter((model) => model.shapes.length)
-      .sort((one, other) => named(one).localeCompare(named(other)));
     const none = element("p", { class: "resolute-faint" }, t("No compiled model has run yet."));
     const { captures } = live.cache.device;
-    this.heading.textContent = captures ? t("Memory of captures") : t("Compiled regions");
+    this.heading.hidden = !captures;
     this.legend.replaceChildren(legend(t, captures));
-    const tables = models.map((model) => modelTable(model, live.cache.measurements, captures, t));
+    const said = this.said.textContent;
+    const models = titled(live.cache.models, live.runs);
+    const tables = models.map((model) => modelTable(model, live.cache.measurements, said, captures, t));
     this.models.replaceChildren(...(tables.length ? tables : [none]));
-    const rows = prompts(live.runs).map((runs) => promptRow(runs, t));
+    const rows = prompts(live.runs, live.plain).map((runs) => promptRow(runs, t));
     const nothing = element("li", { class: "resolute-faint" }, t("No prompt since ComfyUI started."));
     this.timeline.replaceChildren(...(rows.length ? rows : [nothing]));
   }
@@ -190,8 +196,8 @@ export class Panel {
     const disk = store.regions
       ? this.t("On disk: {count} regions, {size}", { count: store.regions, size: mebibytes(store.bytes) })
       : this.t("Nothing is kept on disk.");
-    const onDisk = element("div", { class: "resolute-faint" }, disk);
-    if (!device.captures) return [onDisk];
+    this.details.textContent = `${this.t("{count} compiled regions in memory", { count: this.live.regions })}. ${disk}`;
+    if (!device.captures) return [];
     const taken = device.total_bytes - device.free_bytes;
     const whole = this.t("{used} of {total} used on {device}", {
       used: mebibytes(taken),
@@ -203,7 +209,6 @@ export class Panel {
       element("div", {}, used),
       element("meter", { min: 0, max: Math.max(device.total_bytes, 1), value: taken, "aria-label": whole }),
       element("div", { class: "resolute-faint" }, whole),
-      onDisk,
     ];
   }
 }

@@ -4,12 +4,13 @@ import { api } from "../../scripts/api.js";
 import { addBadge } from "./badge.js";
 import { failure, Live } from "./live.js";
 import { Announcer } from "./announcer.js";
-import { addText, hearWords, showError, showResult } from "./node_text.js";
+import { addText, fillTexts, hearWords, showError, showResult } from "./node_text.js";
+import { nodesById } from "./graph.js";
 import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
 import { translator } from "./strings.js";
 import { addSwitch } from "./switch.js";
-import { translateTemplate } from "./templates.js";
+import { orderTemplates, translateTemplate } from "./templates.js";
 
 const PREFIX = "Resolute";
 const TAB = "resolute";
@@ -50,8 +51,8 @@ async function replaceMessage(sentence) {
 
 async function reportError(error) {
   if (!isOurs(error.node_type)) return;
-  const sentence = failure(error);
-  const node = app.graph.getNodeById(error.node_id);
+  const sentence = t.error(failure(error));
+  const node = new Map(nodesById(app.graph)).get(String(error.node_id));
   if (node) showError(node, sentence);
   announcer?.tell(sentence);
   if (await replaceMessage(sentence)) return;
@@ -101,9 +102,10 @@ const fixed = await live.get("/resolute/settings").then(
 
 app.registerExtension({
   name: "Resolute",
-  settings: settings(fixed, (name, value) => app.extensionManager.setting.set(name, value)),
+  settings: settings(fixed, setting, (name, value) => app.extensionManager.setting.set(name, value)),
   async setup() {
     loadStyle();
+    orderTemplates(api);
     addPanel();
     announcer = new Announcer(live, t);
     live.addEventListener("message", ({ detail }) => hearWords(detail));
@@ -115,7 +117,10 @@ app.registerExtension({
     categories.set(nodeData.name, nodeData.category);
     applyDefaultBackend(nodeData, setting(BACKEND));
   },
-  afterConfigureGraph: () => translateTemplate(app.graph, t),
+  afterConfigureGraph() {
+    translateTemplate(app.graph, t);
+    fillTexts(app, live, t, category);
+  },
   nodeCreated(node) {
     if (!isOurs(node.comfyClass)) return;
     addText(node, categories.get(node.comfyClass), t);

@@ -17,14 +17,15 @@ const PRESETS = {
   safe: { ...USUAL, [COMPILE]: "before", "Resolute.Captures": false, "Resolute.BudgetMiB": 0, "Resolute.Workers": 0, "Resolute.Remember": false },
 };
 
+const CHANGED = ", changed"; // after the name of a preset of which a setting was changed
+
 const AFTER_A_RESTART = "Used when ComfyUI starts the next time.";
 const DEFINITIONS = [
   {
     id: PRESET,
     name: "Preset",
     type: "combo",
-    options: ["own", ...Object.keys(PRESETS)],
-    defaultValue: "own",
+    defaultValue: "fast",
     tooltip:
       "Sets those below: fast as it comes; small card with little memory for captures and two processes; safe without captures, one compile after the other.",
   },
@@ -83,12 +84,17 @@ const DEFINITIONS = [
   },
 ];
 
-// fixed: setting -> "VARIABLE=value", from GET /resolute/settings. set: changes a setting of ComfyUI's dialog.
-export function settings(fixed, set) {
+// fixed: setting -> "VARIABLE=value", from GET /resolute/settings. get and set: read and change a setting of ComfyUI's dialog.
+export function settings(fixed, get, set) {
   return DEFINITIONS.map((definition, index) => {
     const category = [CATEGORY, CATEGORY, definition.id.split(".")[1]];
     const made = { ...definition, category, sortOrder: DEFINITIONS.length - index };
-    if (definition.id === PRESET) made.onChange = (value, before) => applyPreset(value, before, fixed, set);
+    if (definition.id === PRESET) {
+      made.options = () => [...new Set([...Object.keys(PRESETS), get(PRESET)])].map((name) => ({ text: name, value: name }));
+      made.onChange = (value, before) => applyPreset(value, before, fixed, set);
+    } else if (definition.id in PRESETS.fast) {
+      made.onChange = (value, before) => notePreset(definition.id, value, before, get, set);
+    }
     const variable = fixed[definition.id];
     if (!variable) return made;
     return {
@@ -110,5 +116,14 @@ export function applyDefaultBackend(nodeData, backend) {
 // ComfyUI calls this when the page loads, too, without a value before.
 async function applyPreset(value, before, fixed, set) {
   if (before === undefined || value === before) return;
+  await null; // ComfyUI calls this before it keeps the value
   for (const [name, each] of Object.entries(PRESETS[value] ?? {})) if (!fixed[name]) await set(name, each);
+}
+
+// The preset whose values all settings have now, or the last one, changed.
+function notePreset(id, value, before, get, set) {
+  if (before === undefined || PRESETS[get(PRESET)]?.[id] === value) return;
+  const has = ([name, each]) => (name === id ? value : get(name)) === each;
+  const name = Object.keys(PRESETS).find((each) => Object.entries(PRESETS[each]).every(has));
+  set(PRESET, name ?? `${get(PRESET).replace(CHANGED, "")}${CHANGED}`);
 }

@@ -42,8 +42,25 @@ function tip(row, t) {
     .join("\n");
 }
 
-// hasCaptures: false on a device that makes none, where nothing about them is shown.
-export function modelTable(model, measurements, hasCaptures, t) {
+const isDecoder = (model) => model.shapes[0].role.startsWith("vae_");
+
+// The files that a model was seen to come from since ComfyUI started; its name where none is known.
+function titleOf(model, runs) {
+  const files = new Set(runs.filter((run) => run.structure === model.model && run.file).map((run) => run.file));
+  return [...files].join(", ") || model.name;
+}
+
+// The models that have sizes, with a title: those of one file together, a model before its decoder.
+export function titled(models, runs) {
+  const key = ({ title, name, model, shapes }) => `${title === name ? "" : title} ${isDecoder({ shapes })} ${name} ${model}`;
+  return models
+    .filter((model) => model.shapes.length)
+    .map((model) => ({ ...model, title: titleOf(model, runs) }))
+    .sort((one, other) => key(one).localeCompare(key(other)));
+}
+
+// said: what the panel says already. hasCaptures: false on a device that makes none, where nothing about them is shown.
+export function modelTable(model, measurements, said, hasCaptures, t) {
   const rows = rowsOf(model.shapes);
   const names = ["Size", "State", ...(hasCaptures ? ["Memory", "Used"] : [])];
   const head = names.map((name) => element("th", { scope: "col" }, t(name)));
@@ -58,15 +75,18 @@ export function modelTable(model, measurements, hasCaptures, t) {
     ),
   );
   const more = rows.length > SIZES ? t("and {count} more", { count: rows.length - SIZES }) : "";
-  const { role } = model.shapes[0];
-  const kind = role.startsWith("vae_") ? ` (${t(ROLES[role])})` : "";
-  const measured = measurements.filter((each) => each.structure === model.model);
+  const kind = isDecoder(model) ? ` (${t(ROLES[model.shapes[0].role])})` : "";
+  const results = measurements
+    .filter((each) => each.structure === model.model)
+    .map((each) => [say(each.text, each.words, t), each.date])
+    .filter(([text]) => text !== said)
+    .map(([text, date]) => `${text} (${date})`);
   return element(
     "div",
     { class: "resolute-model" },
-    element("h4", {}, `${model.name}${kind}`),
+    element("h4", { title: model.name }, `${model.title}${kind}`),
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)),
-    measured.map((each) => element("p", { class: "resolute-measured" }, `${say(each.text, each.words, t)} (${each.date})`)),
+    results.map((each) => element("p", { class: "resolute-measured" }, each)),
     more ? element("p", { class: "resolute-faint" }, more) : null,
   );
 }

@@ -18,6 +18,9 @@ export function isOff(app) {
   return Boolean(app.graph?.extra?.[KEY]?.off);
 }
 
+// A node that the switch turns off. category: of its class.
+export const isSwitched = (type, category) => CLASSES.has(type) || category === "Resolute/OneDiff";
+
 export function turn(app, off) {
   const { graph } = app;
   oneStep(app, () => {
@@ -28,8 +31,7 @@ export function turn(app, off) {
 
 // Ids of the nodes of a prompt that the switch turns off. category: of a class of node.
 export function switchedNodes(prompt, category) {
-  const ours = (type) => CLASSES.has(type) || category(type) === "Resolute/OneDiff";
-  return Object.keys(prompt).filter((id) => ours(prompt[id].class_type));
+  return Object.keys(prompt).filter((id) => isSwitched(prompt[id].class_type, category(prompt[id].class_type)));
 }
 
 // value: "off", or "on 3.1" and "off 3.2" of a measure, whose number makes each run new to ComfyUI's cache.

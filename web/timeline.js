@@ -25,19 +25,23 @@ export function legend(t, hasCaptures) {
   return element("ul", { class: "resolute-legend" }, items);
 }
 
-// Runs grouped by prompt, the latest prompt first.
-export function prompts(runs) {
-  const groups = new Map();
+// Runs grouped by prompt, the latest prompt first. plain: prompts without a run, each a group of itself.
+export function prompts(runs, plain) {
+  const groups = new Map(plain.map((prompt) => [prompt.prompt_id, [prompt]]));
   for (const run of runs) {
     if (!groups.has(run.prompt_id)) groups.set(run.prompt_id, []);
     groups.get(run.prompt_id).push(run);
   }
-  return [...groups.values()].reverse().slice(0, PROMPTS);
+  return [...groups.values()].sort(([one], [other]) => other.started - one.started).slice(0, PROMPTS);
 }
 
 export function promptRow(runs, t) {
   const longest = Math.max(...runs.map((run) => run.seconds), 0.001);
   const at = new Date(runs[0].started * 1000).toLocaleTimeString();
+  if (!runs[0].role) {
+    const said = `${t("nothing ran through Resolute")}, ${seconds(runs[0].seconds)}`;
+    return element("li", { class: "resolute-prompt resolute-faint" }, element("time", {}, at), ` ${said}`);
+  }
   return element(
     "li",
     { class: "resolute-prompt" },

@@ -54,7 +54,10 @@ def test_resolute_is_added_to_a_template_and_one_key_takes_it_back(
     assert targets(stock, "vae")
     page.open_panel()
     page.page.locator("[data-action=add]").click()
-    page.page.locator(".resolute-said", has_text="Added ").wait_for()
+    said = page.page.locator(".resolute-said", has_text="Added ")
+    said.wait_for()
+    inside = "() => app.graph.nodes.every(node => !node.type.startsWith('ResoluteCompile'))"
+    assert ("In subgraphs: 2 of them (" in said.inner_text()) == page.page.evaluate(inside)
     page.fit_view()
     page.page.screenshot(path=screenshots / f"added-{name}.png")
     prompt = page.prompt()

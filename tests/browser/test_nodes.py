@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from compile_cache.warm_up_plan import WARMED, Outcome, table
+from scripts.browser import front_end_scripts
 from scripts.browser.front_end import FrontEnd
 from scripts.workflows import CONTROL_NET, SD15
 
@@ -23,7 +25,7 @@ WORDS = {
     "Compile ControlNet": ("Compile ControlNet", (0, 600)),
     "aspect ratio": ("Resolution", (0, 860)),
     "Graph Cache Report": ("Graph Cache Report", (2200, 0)),
-    "psnr": ("Compare Images", (2200, 480)),  # core has a Compare Images too
+    "psnr": ("Compare Images (PSNR, Heat Map)", (2200, 480)),
     "Warm Up": ("Warm Up", (2200, 960)),
     "Free Graphs": ("Free Graphs", (1700, 860)),
 }
@@ -56,8 +58,8 @@ OTHERS = (
     ("Load ControlNet Model", "CONTROL_NET", "Compile ControlNet", "control_net"),
     ("Resolution", "width", "Empty Latent Image", "width"),
     ("Resolution", "height", "Empty Latent Image", "height"),
-    ("VAE Decode", "IMAGE", "Compare Images", "image_a"),
-    ("VAE Decode", "IMAGE", "Compare Images", "image_b"),
+    ("VAE Decode", "IMAGE", "Compare Images (PSNR, Heat Map)", "image_a"),
+    ("VAE Decode", "IMAGE", "Compare Images (PSNR, Heat Map)", "image_b"),
     ("VAE Decode", "IMAGE", "Free Graphs", "any"),
     ("Load Checkpoint (Compiled)", "MODEL", "Warm Up", "model"),
 )
@@ -74,12 +76,19 @@ ALIASES = {
     "torch compile": "Compile Model",
     "faster": "Compile Model",
     "why slow": "Graph Cache Report",
+    "benchmark": "Graph Cache Report",
+    **dict.fromkeys(("accelerate", "speed up", "turbo", "onediff", "加速", "更快", "高速化", "速い"), "Compile Model"),
 }
 MOVE = """places => { for (const node of app.graph.nodes) if (places[node.title]) node.pos = places[node.title];
     app.canvas.deselectAll(); app.canvas.setDirty(true, true); }"""  # the toolbox of a selected node covers the canvas
 # The whole graph in the upper left part of the window.
 SMALL_VIEW = "() => { app.canvas.ds.scale = 0.3; app.canvas.ds.offset = [600, 400]; app.canvas.setDirty(true, true); }"
 
+TEXT_HEIGHT = """() => {
+    const range = document.createRange(), element = document.querySelector('.resolute-table');
+    range.selectNodeContents(element);
+    return range.getBoundingClientRect().height / element.getBoundingClientRect().height * element.offsetHeight;
+}"""
 SHOW = """text => app.graph.nodes.forEach(node => {
     node.widgets.find(widget => widget.name === '$$node-text-preview').value = text; })"""
 
@@ -146,6 +155,25 @@ def test_a_search_for_what_people_want_finds_the_node(page: FrontEnd) -> None:
     for words, title in ALIASES.items():
         page.search(words, title)
         page.close_dialogs()
+    page.search("compile", "Compile Model")
+    page.page.wait_for_function(front_end_scripts.FIRST, arg="Compile Model")
+    page.close_dialogs()
+    page.search("compare images", "Compare Images (PSNR, Heat Map)")  # core's is Compare Images
+    page.close_dialogs()
+
+
+def test_a_table_of_warm_up_fits_without_a_line_that_wraps(page: FrontEnd, screenshots: Path) -> None:
+    page.page.set_viewport_size({"width": 1456, "height": 819})
+    page.place(["ResoluteWarmUp"])
+    done = (WARMED, 72.51, 190 << 20, "24 region compiles, 1 captures")
+    lines = table(Outcome("1024x1024", what, *done) for what in ("model", "VAE"))
+    for vue in (False, True):
+        page.renderer(vue)
+        page.page.evaluate(SHOW, lines)
+        page.stable()
+        page.page.screenshot(path=screenshots / f"warm-up{'-nodes2' if vue else ''}.png")
+        # A line has 16 pixels; the text of one begins and ends between them.
+        assert round(page.page.evaluate(TEXT_HEIGHT) / 16) == len(lines.splitlines())
 
 
 def test_two_results_fit_on_the_nodes_that_compile_two_things(page: FrontEnd) -> None:

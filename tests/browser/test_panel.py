@@ -10,9 +10,10 @@ import pytest
 
 from scripts.browser.front_end import FrontEnd
 from scripts.server.process import ComfyServer
+from scripts.workflows import SD15
 
 from ..comfy.rig import node
-from .prompts import compiled
+from .prompts import compiled, stock
 
 pytestmark = pytest.mark.browser
 # A size has a row in the table of a model.
@@ -23,7 +24,7 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
     page.load_prompt(compiled(width=128, height=96))
     page.open_panel()
     tab = page.page
-    tab.locator(".resolute-badge", has_text=re.compile(r"^(\d+ regions?, )?\d+ sizes? ready$")).wait_for()
+    tab.locator(".resolute-badge", has_text=re.compile(r"^Resolute: ready$")).wait_for()
     page.watch()
     tab.locator("[data-action=warm-up]").click()
     assert page.wait()["name"] == "execution_success"
@@ -56,11 +57,12 @@ def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfySe
         for shape in model["shapes"]
         if shape["role"] == "unet" and shape["state"] in ("captured", "memory")
     }
-    counted = f"{cache['regions_ready']} regions, {len(sampled)} sizes ready"
     assert cache["regions_ready"] > 0
-    assert tab.locator(".resolute-headline").inner_text() == tab.locator(".resolute-badge").inner_text() == counted
-    store = cache["store"]
-    assert tab.locator(".resolute-memory").inner_text().startswith(f"On disk: {store['regions']} regions, ")
+    assert tab.locator(".resolute-headline").inner_text() == f"{len(sampled)} sizes ready"
+    store, details = cache["store"], tab.locator(".resolute-panel details")
+    counted = f"{cache['regions_ready']} compiled regions in memory. On disk: {store['regions']} regions, "
+    assert details.inner_text() == "Details", "closed"
+    assert details.locator("div").text_content().startswith(counted)
     states = {"captured": "ready", "memory": "ready", "disk": "on disk", "unknown": "to compile"}
     shown = tab.evaluate(
         """() => [...document.querySelectorAll('.resolute-model')].map(model => [model.querySelector('h4').innerText,
@@ -69,7 +71,11 @@ def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfySe
     assert len(shown) == len(models)
     rows = {tuple(row) for _, table in shown for row in table}
     assert rows == {(shape["size"], states[shape["state"]]) for model in models for shape in model["shapes"]}
-    assert {name.removesuffix(" (decoding)") for name, _ in shown} == {model["name"] for model in models}
+    # What ran has the name of its file, what is remembered from before that of its model.
+    files = {run["structure"]: run["file"] for run in server.client.get("/resolute/runs")["runs"]}
+    titles = [name.removesuffix(" (decoding)") for name, _ in shown]
+    assert sorted(titles) == sorted(files.get(model["model"], model["name"]) for model in models)
+    assert SD15 in titles
     # The node, the panel and the route give the run of the same size the same seconds.
     run = server.client.get("/resolute/runs")["runs"][-1]
     assert run["size"] == "152x96"
@@ -77,6 +83,42 @@ def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfySe
     assert text.splitlines()[0].endswith(" 152x96")
     assert run["status"].splitlines()[0].removeprefix("152x96: ") in text
     assert page.texts()["Compile Model"].splitlines()[0] == run["status"].splitlines()[0]
+
+
+TITLED = "([models, runs]) => import('/extensions/resolute/sizes.js').then(it => it.titled(models, runs))"
+
+
+def test_models_have_the_names_of_their_files_each_before_its_decoder(page: FrontEnd) -> None:
+    def model(name: str, number: str, role: str) -> dict[str, Any]:
+        return {"name": name, "model": number, "shapes": [{"role": role}]}
+
+    models = [model("AutoencoderKL", "a", "vae_decode"), model("SDXL", "x", "unet"), model("SD15", "s", "unet")]
+    models += [model("AutoencoderKL", "b", "vae_decode"), {"name": "none", "model": "n", "shapes": []}]
+    names = {"a": "one.safetensors", "s": "one.safetensors", "x": "two.safetensors", "b": "two.safetensors"}
+    runs = [{"structure": number, "file": file} for number, file in names.items()]
+    found = page.page.evaluate(TITLED, [models, runs])
+    assert [(each["title"], each["name"]) for each in found] == [
+        ("one.safetensors", "SD15"), ("one.safetensors", "AutoencoderKL"),
+        ("two.safetensors", "SDXL"), ("two.safetensors", "AutoencoderKL"),
+    ]  # fmt: skip
+    found = page.page.evaluate(TITLED, [models, []])  # after a restart
+    assert [each["title"] for each in found] == ["SD15", "SDXL", "AutoencoderKL", "AutoencoderKL"]
+
+
+def test_a_prompt_without_resolute_is_among_the_latest(page: FrontEnd, screenshots: Path) -> None:
+    page.page.set_viewport_size({"width": 1456, "height": 819})
+    page.load_prompt(stock(seed=71))
+    page.open_panel()
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    first = page.page.locator(".resolute-prompt").first
+    first.filter(has_text=re.compile(r"nothing ran through Resolute, [\d.]+ m?s$")).wait_for()
+    page.load_prompt(compiled(seed=72))
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    first.filter(has_text="sampling").wait_for()
+    page.page.screenshot(path=screenshots / "panel-prompts.png")
+    assert page.page.locator(".resolute-prompt", has_text="nothing ran through Resolute").count() >= 1
 
 
 ANNOUNCED = """() => {

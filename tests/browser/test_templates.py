@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -77,12 +78,40 @@ def test_a_template_of_a_large_family_opens_and_nothing_overlaps(page: FrontEnd,
 def test_a_search_among_all_templates_finds_ours(browser: FrontEnd, screenshots: Path) -> None:
     browser.load_page(all_templates=True)
     browser.browse_templates()
-    for words in ("resolute", "compile", "faster"):
+    one = {"accelerate": "benchmark", "benchmark": "benchmark", "onediff": "OneFlow", "turbo": "Z-Image Turbo"}
+    for words in ("resolute", "compile", "faster", "speed up", *one):
         browser.page.locator("[role=dialog] input").first.fill(words)
         for name in TEMPLATES:
-            browser.page.wait_for_selector(f"[data-testid=template-workflow-{name}]")
+            if one.get(words, "") in name:
+                browser.page.get_by_test_id(f"template-workflow-{name}").wait_for()
         browser.stable()
         browser.page.screenshot(path=screenshots / f"templates-{words}.png")
+
+
+# The titles in the order of the page, and whether so many letters fit into a line of each.
+LISTED = """letters => [...document.querySelectorAll('[data-testid^=template-workflow-] h3')].map(title => {
+    const pen = document.createElement('canvas').getContext('2d');
+    pen.font = getComputedStyle(title).font;
+    return [title.innerText, pen.measureText(title.innerText.slice(0, letters)).width <= title.clientWidth];
+})"""
+
+
+def test_titles_can_be_told_apart_and_todays_models_come_first(page: FrontEnd, screenshots: Path) -> None:
+    page.page.set_viewport_size({"width": 1456, "height": 819})
+    page.browse_templates(PACK)
+    page.page.get_by_test_id(f"template-workflow-{TEMPLATES[0]}").wait_for()
+    page.stable()
+    page.page.screenshot(path=screenshots / "templates-pack.png")
+    letters = 24
+    listed = page.page.evaluate(LISTED, letters)
+    titles = [title for title, _ in listed]
+    assert [title for title, fits in listed if not fits] == []
+    assert sorted(titles) == sorted(TEMPLATES)
+    assert len({title[:letters] for title in titles}) == len(TEMPLATES)
+    assert [title.split(",")[0] for title in titles[:4]] == [
+        "Z-Image Turbo", "Z-Image Turbo in int8", "Qwen-Image", "Qwen-Image-Edit"
+    ]  # fmt: skip
+    assert [title.split(" ")[0].rstrip(",") for title in titles[-9:]] == ["SDXL"] * 2 + ["SD1.5"] * 7
 
 
 @pytest.mark.parametrize(
@@ -116,9 +145,9 @@ def test_a_missing_node_is_detected(page: FrontEnd) -> None:
 
 def test_the_template_browser_lists_each_workflow_with_a_thumbnail(server: ComfyServer) -> None:
     listed = server.client.get("/api/workflow_templates")
-    assert sorted(listed[PACK]) == TEMPLATES
+    assert sorted(listed[PACK]) == sorted(TEMPLATES)
     for name in TEMPLATES:
-        thumbnail = server.client.raw(f"/api/workflow_templates/{PACK}/{name}.jpg")
+        thumbnail = server.client.raw(f"/api/workflow_templates/{PACK}/{quote(name)}.jpg")
         assert thumbnail == (FOLDER / f"{name}.jpg").read_bytes()
 
 

@@ -12,6 +12,7 @@ from scripts.browser.front_end import FrontEnd
 from scripts.places import ROOT
 from scripts.workflows import template, ui
 
+from ..comfy.rig import node
 from .prompts import compiled
 
 pytestmark = pytest.mark.browser
@@ -64,6 +65,21 @@ def test_what_people_read_is_in_the_language_of_the_settings(
     assert not ENGLISH.search(row.locator(".resolute-status").first.inner_text())
     browser.page.screenshot(path=screenshots / f"language-{language}-run.png")
     assert browser.cut_texts() == []
+
+    # An error, and below it in English, for who searches for it.
+    exact = {"preset": "custom", "width": 1000, "height": 704, "multiple": "64", "use": "exact"}
+    picture = node("EmptyImage", width=["1", 0], height=["1", 1], batch_size=1, color=0)
+    made = {"1": node("ResoluteResolution", **exact), "2": picture, "3": node("PreviewImage", images=["2", 0])}
+    browser.load_prompt(made)
+    browser.queue()
+    assert browser.wait()["name"] == "execution_error"
+    (said,) = browser.texts().values()
+    translated, english = said.splitlines()
+    english_key = "Size {1}: width and height must be multiples of {2} between {3} and {4}. {5}."
+    assert re.fullmatch(pattern(words[english_key]), translated)
+    assert not ENGLISH.search(translated), "the values too"
+    assert re.fullmatch(pattern(english_key), english)
+    browser.page.screenshot(path=screenshots / f"language-{language}-error.png")
 
     # A template: its note, frames and titles.
     browser.open_template(template("compare_with_stock"), "resolute", len(ui("compare_with_stock")["nodes"]))

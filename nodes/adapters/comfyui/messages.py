@@ -9,6 +9,9 @@ from typing import Any
 from ....compile_cache.texts import Text, words_of
 
 EVENT = "resolute"
+_NO_ID = "00000000-0000-0000-0000-000000000000"  # of a workflow that was loaded as a prompt
+_KEPT = 500
+_latest: dict[tuple[str, str], dict[str, Any]] = {}  # by workflow and node, the latest last
 
 
 def show_on_node(text: str, node_id: str | None) -> None:
@@ -26,10 +29,14 @@ def show_on_node(text: str, node_id: str | None) -> None:
         if isinstance(text, Text):
             broadcast("text", text=text, words=text.words)
         server.send_progress_text(text, node_id)
+        _keep(text, node_id)
 
 
 def on_node(*texts: str) -> dict[str, Any]:
-    """The `ui` of a node that shows these texts, with their words."""
+    """The `ui` of the node that runs, which shows these texts, with their words."""
+    context = getattr(sys.modules.get("comfy_execution.utils"), "get_executing_context", lambda: None)()
+    if context is not None:
+        _keep(Text.joined("\n", texts), context.node_id)
     return {"text": texts, "resolute_words": tuple(words_of(text) for text in texts)}
 
 
@@ -38,6 +45,35 @@ def broadcast(kind: str, **data: Any) -> None:
     server = _server()
     if server is not None:
         server.send_sync(EVENT, {"kind": kind, **data})
+
+
+def latest_texts() -> dict[str, dict[str, dict[str, Any]]]:
+    """The latest text of each node with its words, by workflow and node: for a page that is loaded anew."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for (workflow, node_id), text in list(_latest.items()):
+        found.setdefault(workflow, {})[node_id] = text
+    return found
+
+
+def _keep(text: str, node_id: str) -> None:
+    """Keep a text for `latest_texts`, if the prompt that runs came with its workflow."""
+    workflow = _running_workflow()
+    if workflow:
+        _latest.pop((workflow, node_id), None)
+        _latest[workflow, node_id] = {"text": text, "words": words_of(text)}
+        if len(_latest) > _KEPT:
+            del _latest[next(iter(_latest))]
+
+
+def _running_workflow() -> str:
+    """The id of the workflow whose prompt runs; empty where there is none, or a prompt came without it."""
+    running = getattr(getattr(_server(), "prompt_queue", None), "currently_running", {})
+    for _, _, _, extra, *_ in list(running.values()):
+        value: Any = extra
+        for name in ("extra_pnginfo", "workflow", "id"):
+            value = value.get(name) if isinstance(value, dict) else None
+        return str(value) if value and value != _NO_ID else ""
+    return ""
 
 
 def prompt_runs() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from pathlib import Path
@@ -42,6 +43,32 @@ def of_the_server() -> set[str]:
     return found - {"\n"}
 
 
+# Errors of these are for scripts and the log: variables of the environment, and requests that no page sends.
+FOR_SCRIPTS = {"config.py", "request.py", "request_limits.py", "workflow.py", "bundle.py"}
+
+
+def errors_of_the_server() -> set[str]:
+    """The templates of the errors that stop a prompt or a button, with numbered values; web/strings.js finds them."""
+    found = set()
+    for file in (file for folder in ("compile_cache", "nodes") for file in (ROOT / folder).rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(file.read_text("utf-8")))) if file.name not in FOR_SCRIPTS else []
+        kinds = [
+            node for node in nodes if isinstance(node, ast.ClassDef) and "UserError" in map(ast.unparse, node.bases)
+        ]
+        calls = {"UserError": nodes, "super().__init__": [node for kind in kinds for node in ast.walk(kind)]}
+        for name, places in calls.items():
+            made = [node for node in places if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
+            found |= {numbered(call.args[0]) for call in made if call.args}
+    return {text for text in found if len(re.sub(r"\{\d+\}", "", text)) >= 20}
+
+
+def numbered(text: ast.expr) -> str:
+    """The template of an f-string: "depth {1} is outside what this model has"."""
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    values = itertools.count(1)
+    return "".join(str(p.value) if isinstance(p, ast.Constant) else f"{{{next(values)}}}" for p in parts)
+
+
 def of_the_bundled_workflows() -> set[str]:
     """Lines of their notes, and titles of frames and of nodes that are no names of types."""
     found = set()
@@ -66,7 +93,9 @@ def test_each_text_that_people_read_is_translated_with_its_values(language: str)
     panel = {text for path in WEB.glob("*.js") for text in re.findall(r'\bt\(\s*"([^"]+)"', path.read_text("utf-8"))}
     server, bundled = of_the_server(), of_the_bundled_workflows()
     assert min(len(panel), len(server), len(bundled)) > 40
-    assert (panel | server | bundled) - strings(language).keys() == set()
+    errors = errors_of_the_server()
+    assert len(errors) > 20
+    assert (panel | server | errors | bundled) - strings(language).keys() == set()
     for english, text in strings(language).items():
         assert text and sorted(re.findall(r"\{\w+\}", english)) == sorted(re.findall(r"\{\w+\}", text)), english
 
