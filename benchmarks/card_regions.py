@@ -59,9 +59,9 @@ def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
 def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     """By a model's name: what gives all regions that a call of it runs, with their inputs."""
     import comfy.cldm.cldm as controlnets
+    import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
     import comfy.ldm.modules.diffusionmodules.model as autoencoder
     import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
-    import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
     import comfy.ldm.wan.vae as wan
     import comfy.model_management
     import comfy.ops

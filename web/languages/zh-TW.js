@@ -295,7 +295,6 @@ export default {
   "1. Choose an SDXL checkpoint, its LCM LoRA, and an image.": "1. 選擇 SDXL 檢查點、其 LCM LoRA 和一張圖片。",
   "2. Press **Run**. The first shape compiles, the other two compile **nothing**.": "2. 按下**執行**。第一種尺寸會編譯，另外兩種**無需**編譯。",
   "3. **DeepCache** shows \"6 steps, all full: 8 steps or fewer leave nothing to skip\". From 9 **steps** on it skips.": "3. **DeepCache** 顯示「6 步，全部完整：8 步或更少時沒有可略過的」。從 9 **步**起才會略過。",
-  "**Compile VAE Decode** does not know this decoder: it leaves the VAE as it is, and says so.": "**編譯 VAE 解碼**不認識此解碼器：它讓 VAE 保持原樣，並會說明。",
   "## Text to image with OneFlow": "## 使用 OneFlow 的文生圖",
   "1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements-oneflow.txt** and an RTX 20, 30 or 40.": "1. 選擇檢查點：SD1.5 或 SDXL。需要 Python 3.10、**requirements-oneflow.txt** 和 RTX 20、30 或 40。",
   "2. Press **Run**. OneFlow builds a graph for this size after the first step and the first decode.": "2. 按下**執行**。OneFlow 在第一步和第一次解碼之後為此尺寸建構圖。",

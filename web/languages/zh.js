@@ -295,7 +295,6 @@ export default {
   "1. Choose an SDXL checkpoint, its LCM LoRA, and an image.": "1. 选择 SDXL 检查点、其 LCM LoRA 和一张图像。",
   "2. Press **Run**. The first shape compiles, the other two compile **nothing**.": "2. 点击**运行**。第一种尺寸会编译，另外两种**无需**编译。",
   "3. **DeepCache** shows \"6 steps, all full: 8 steps or fewer leave nothing to skip\". From 9 **steps** on it skips.": "3. **DeepCache** 显示“6 步，全部完整：8 步或更少时没有可跳过的”。从 9 **步**起才会跳过。",
-  "**Compile VAE Decode** does not know this decoder: it leaves the VAE as it is, and says so.": "**编译 VAE 解码**不认识此解码器：它让 VAE 保持原样，并会说明。",
   "## Text to image with OneFlow": "## 使用 OneFlow 的文生图",
   "1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements-oneflow.txt** and an RTX 20, 30 or 40.": "1. 选择检查点：SD1.5 或 SDXL。需要 Python 3.10、**requirements-oneflow.txt** 和 RTX 20、30 或 40。",
   "2. Press **Run**. OneFlow builds a graph for this size after the first step and the first decode.": "2. 点击**运行**。OneFlow 在第一步和第一次解码之后为此尺寸构建图。",
