@@ -41,6 +41,7 @@ export default {
   "nothing ran through Resolute": "Resolute を通さずに実行",
   "no answer": "サーバーが応答しません",
   "loading": "読み込み中",
+  "{regions} regions, {sizes} sizes ready": "{regions} リージョン、{sizes} サイズが準備済み",
   "{sizes} sizes ready": "{sizes} サイズが準備済み",
   "Open the panel": "パネルを開く",
   "Compiling": "コンパイル中",

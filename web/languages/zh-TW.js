@@ -41,6 +41,7 @@ export default {
   "nothing ran through Resolute": "沒有經過 Resolute",
   "no answer": "伺服器沒有回應",
   "loading": "載入中",
+  "{regions} regions, {sizes} sizes ready": "{regions} 個區域、{sizes} 個尺寸已就緒",
   "{sizes} sizes ready": "{sizes} 個尺寸已就緒",
   "Open the panel": "開啟面板",
   "Compiling": "正在編譯",

@@ -41,6 +41,7 @@ export default {
   "nothing ran through Resolute": "没有经过 Resolute",
   "no answer": "服务器没有响应",
   "loading": "加载中",
+  "{regions} regions, {sizes} sizes ready": "{regions} 个区域、{sizes} 个尺寸已就绪",
   "{sizes} sizes ready": "{sizes} 个尺寸已就绪",
   "Open the panel": "打开面板",
   "Compiling": "正在编译",
