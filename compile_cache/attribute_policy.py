@@ -20,6 +20,7 @@ class ModuleAttributePolicy:
 
     bookkeeping: names of attributes that change without changing the computation; bookkeeping_endings: the same by how
         a name ends.
+    switch: an attribute that is False where it is missing, and another that each class has whose code reads it.
     casts: the attribute that says whether a module may convert its weights before use; "" if there is none.
     weight_patches: attributes with functions that change a weight before use.
     sources: digests of the code of a class that is neither the application's own nor torch's; its name says too little.
@@ -28,6 +29,7 @@ class ModuleAttributePolicy:
 
     bookkeeping: frozenset[str] = frozenset()
     bookkeeping_endings: tuple[str, ...] = ()
+    switch: tuple[str, str] = ("", "")
     casts: str = ""
     weight_patches: tuple[str, ...] = ()
     sources: Callable[[type], tuple[str, ...]] = _no_sources

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,24 @@ _MARGIN = 0.9  # a kernel has to be so much faster than the first one: times var
 _WORTH_SECONDS = 25e-6
 
 
+_is_own = ContextVar("blocks compute attention by their own code", default=False)
+
+
+@contextlib.contextmanager
+def of_the_blocks() -> Iterator[None]:
+    """Inside, blocks run in place of compiled code, and what they call computes their attention: nothing is measured,
+    and a function that another pack put there takes effect.
+    """
+    token = _is_own.set(True)
+    try:
+        yield
+    finally:
+        _is_own.reset(token)
+
+
+is_of_the_blocks = _is_own.get
+
+
 class LacksMemoryError(Exception):
     """There is no memory to measure kernels."""
 
@@ -70,7 +89,6 @@ class Chooser:
         self._seconds, self._kernels = seconds, kernels
         self._waiting: Waiting = lambda text: contextlib.nullcontext()
         self._tuner = _tuner(None)
-        self._measures = True
         self._ready: dict[tuple[str, Shape], Kernel] = {}
         self._kinds: set[tuple[torch.device, torch.dtype, int]] = set()  # for which a thread has cuDNN compile
 
@@ -78,15 +96,6 @@ class Chooser:
         """Keep choices in a folder, and tell `waiting` of what a prompt waits for. None keeps them in memory."""
         self._tuner, self._waiting = _tuner(folder), waiting
         self._ready.clear()
-
-    @contextlib.contextmanager
-    def without_measuring(self) -> Iterator[None]:
-        """Inside, a shape that was not measured takes flash: it runs in a block whose compiled code comes later."""
-        self._measures = False
-        try:
-            yield
-        finally:
-            self._measures = True
 
     def __call__(self, given: Given) -> torch.Tensor:
         """The result as (batch, tokens, heads, width), contiguous. Raises what torch's own choice raises, and
@@ -129,8 +138,6 @@ class Chooser:
             self._ready[place] = torchs_choice
             return torchs_choice(given)
         choice = self._tuner.get(*place)
-        if choice is None and not self._measures:
-            return _right_result(kernels, given)
         text = f"attention of {'x'.join(map(str, shape.q))}"
         with self._waiting(text):
             if choice is None or choice.chosen not in {"torch", *kernels}:

@@ -102,11 +102,13 @@ def settings(
     `is_root`: the module is the one that runs through the cache, not a part of it. Then its `HOOKED` attributes do not
     count: they are ours, or what the removal of a patch leaves behind. policy: see `structure_digest`.
     """
+    switch, reader = policy.switch
     return tuple(
         [
             (name, value if type(value) in _AS_IT_IS else described(value))
             for name, value in vars(module).items()
             if name not in TORCH_OWN and not policy.is_bookkeeping(name) and not (is_root and name in HOOKED)
+            if name != switch or (value and hasattr(module, reader))
         ]
     )
 

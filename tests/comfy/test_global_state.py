@@ -12,6 +12,7 @@ STEPS = 4
 EXCHANGED = [
     "exchanged attention",
     "exchanged torch attention",
+    "exchanged attention of core's",
     "exchanged activation",
     "exchanged gelu",
     "exchanged embedding",

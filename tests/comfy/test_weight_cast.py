@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -74,3 +75,20 @@ def test_a_module_gets_its_weights_as_its_forward_asks_for_them(
         module(x)
     found = core.ours("comfyui.quantization").weight_cast(module, x.dtype, x.device)
     assert (found.dtype, found.bias_dtype, found.compute_dtype, found.want_requant) == asked[0]
+
+
+def test_a_load_without_pages_makes_no_other_structure_of_a_model(core: SimpleNamespace) -> None:
+    """With LoRA hooks core takes a copy of the model that has no pages, and its regions are those of the model."""
+    patcher = core.tiny_model().build(0, "sd")[0]
+    policy = core.ours("comfyui.module_attributes").ATTRIBUTES
+    digest = core.inside("regions.structure").structure_digest
+    new = digest(patcher.model.diffusion_model, policy=policy)
+    for dtype in (None, torch.float16):
+        patcher.set_model_compute_dtype(dtype)
+        patcher.patch_model(patcher.load_device)
+        assert any(hasattr(module, "comfy_force_cast_weights") for module in patcher.model.modules())
+        assert digest(patcher.model.diffusion_model, policy=policy) == new
+        patcher.unpatch_model(patcher.offload_device)
+    ops = inspect.getsource(core.comfy.ops)
+    readers = inspect.getsource(core.comfy.ops.mixed_precision_ops).count("comfy_force_cast_weights")
+    assert readers == ops.count("comfy_force_cast_weights") > 0, "another class reads it: see ATTRIBUTES.switch"

@@ -9,6 +9,7 @@ from typing import Any
 import comfy.ldm.modules.attention as attention
 import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
 import comfy.model_management
+import comfy.ops
 import comfy.patcher_extension
 import torch
 
@@ -101,6 +102,7 @@ CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "no flash attention": _no_flash_attention,
     "exchanged attention": lambda: _exchanged(attention, "optimized_attention", "optimized_attention_masked"),
     "exchanged torch attention": lambda: _exchanged(torch.nn.functional, "scaled_dot_product_attention"),
+    "exchanged attention of core's": lambda: _exchanged(comfy.ops, "scaled_dot_product_attention"),
     "exchanged activation": lambda: _exchanged(torch.nn.functional, "silu"),  # of residual blocks
     "exchanged gelu": lambda: _exchanged(torch.nn.functional, "gelu"),  # of transformers
     "exchanged method": lambda: _exchanged(openaimodel.ResBlock, "_forward"),

@@ -45,7 +45,12 @@ def traced_attention(
 
     q, k, v: (batch, tokens, heads * width), or (batch, heads, tokens, width) with `skip_reshape`. Core's other
     implementations in plain torch (sub-quadratic, split) compute the same in slices that depend on free memory.
+    function: core's own. It runs in a block without compiled code, with what another pack exchanged in it.
     """
+    if attention.is_of_the_blocks():
+        form = {"skip_reshape": skip_reshape, "skip_output_reshape": skip_output_reshape}
+        own: torch.Tensor = function(q, k, v, heads, mask=mask, attn_precision=attn_precision, **form, **kwargs)
+        return own
     batch = q.shape[0]
     if not skip_reshape:
         width, grouped = q.shape[-1] // heads, bool(kwargs.get("enable_gqa", False))

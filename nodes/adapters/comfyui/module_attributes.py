@@ -36,6 +36,8 @@ ATTRIBUTES = ModuleAttributePolicy(
     },
     # The dtype of a loaded weight is stored under such a name. A digest has the weight's own dtype.
     bookkeeping_endings=("_comfy_model_dtype",),
+    # Only a load without pages sets it, so a model with LoRA hooks has it. Linears of core's mixed precision read it.
+    switch=("comfy_force_cast_weights", "_full_precision_mm"),
     casts=CASTS,
     weight_patches=WEIGHT_PATCHES,
     sources=sources_of,

@@ -177,6 +177,12 @@ def a_method_of_torchs_tensor() -> Any:
     return added()
 
 
+def attention() -> Any:
+    """A trace has attention of ours in its place, also where the block then runs as it is."""
+    ops = importlib.import_module("comfy.ops")
+    return exchanged(ops, "scaled_dot_product_attention", louder(ops.scaled_dot_product_attention))
+
+
 BETWEEN_PROMPTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "a method": ("SD3.5", a_method),
     "changed source": ("SD3.5", changed_source),
@@ -187,6 +193,7 @@ BETWEEN_PROMPTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "a proxy": ("SD3.5", a_proxy),
     "a script": ("SD3.5", a_script),
     "a mock": ("SD3.5", a_mock),
+    "attention": ("SD3.5", attention),
     "a method of a tensor": ("SD3.5", a_method_of_torchs_tensor),
     "a method of the model": ("Flux", a_method_of_the_model),
     "a function": ("Flux", a_function),

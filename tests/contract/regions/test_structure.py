@@ -253,6 +253,14 @@ class TestRulesOfComfyUI:
         )
         assert digest(module) == digest(block())
 
+    def test_a_forced_cast_counts_only_where_code_reads_it(self, digest: Any) -> None:
+        """Core gives a model with LoRA hooks to a patcher without pages, which sets it; the one with pages does not."""
+        plain, mixed = block(), block(_full_precision_mm=False)
+        for forced in (False, True):
+            assert digest(block(comfy_force_cast_weights=forced)) == digest(plain)
+            changed = digest(block(_full_precision_mm=False, comfy_force_cast_weights=forced)) != digest(mixed)
+            assert changed is forced
+
     def test_where_a_paged_weight_is_does_not_count(self, digest: Any) -> None:
         paged: Any = block()
         paged.linear._v = ("a reservation", 4096, 80)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ....attention.chooser import chooser
+from ....attention.chooser import of_the_blocks
 from ....config import CacheConfig
 from ....errors import BypassReason, InputsGoneError
 from ....foreign.attributes import marks_in
@@ -203,7 +202,7 @@ class RegionBinding:
 
     def _run_original(self, site: RegionSite, tensors: Sequence[torch.Tensor], reason: BypassReason | None) -> Any:
         """`reason`: None where the region is only to be compiled later."""
-        with chooser.without_measuring() if self.waits and reason is None else contextlib.nullcontext():
+        with of_the_blocks():
             result = site.function(site.module, *tensors)
         if reason is not None:  # an original that raises was no bypass: the prompt fails as it does without Resolute
             self._bypass(reason)

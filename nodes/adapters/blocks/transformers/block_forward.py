@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.attention.chooser import chooser
+from .....compile_cache.attention.chooser import of_the_blocks
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.keys import repr_digest
 from .....compile_cache.regions.site import Bypass, RegionFunction, RegionRunner, RegionSite
@@ -144,7 +144,7 @@ class RecognisedBlock:
         extra = {OPTIONS: BlockOptions(self._kind, reads, options)} if passes_options else {}
         forward = functools.partial(call_original, self._block, {**given, **extra})
         try:
-            with chooser.without_measuring():  # that can wait for compiled code: a second in a first prompt
+            with of_the_blocks():  # to measure kernels can wait for compiled code: a second in a first prompt
                 if self._cut is None:
                     forward()
                 else:
