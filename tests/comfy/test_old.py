@@ -23,7 +23,7 @@ NODES = {
     "ResoluteCompileControlNet": "Compile ControlNet",
     "ResoluteDeepCache": "DeepCache",
     "ResoluteReport": "Graph Cache Report",
-    "ResoluteCompareImages": "Compare Images",
+    "ResoluteCompareImages": "Compare Images (PSNR, Heat Map)",
     "ResoluteFree": "Free Graphs",
     "ResoluteWarmUp": "Warm Up",
 }
