@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,7 +76,21 @@ def test_several_videos_at_once_compile_nothing_new(bench: Bench) -> None:
         assert bench.check(*size)["region_compiles"] == 0, size
 
 
-@pytest.mark.parametrize("bench", ["Wan 2.1", "HunyuanVideo"], indirect=True)
+@pytest.mark.parametrize("bench", ["LTX", "LTX-2"], indirect=True)
+@pytest.mark.parametrize("bytes_at_once", [3_000, 10_000, 60_000])
+def test_ltx_decodes_in_parts_of_any_number_of_frames(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
+) -> None:
+    # Core makes the parts by the memory of the card. The first part of a few frames leaves blocks without a result.
+    where = importlib.import_module(type(bench.module).__module__)
+    monkeypatch.setattr(where, "get_max_chunk_size", lambda device: bytes_at_once)
+    for size in (FIRST, *SIZES):
+        bench.check(*size)
+    for size in (FIRST, *SIZES):
+        assert bench.check(*size)["region_compiles"] == 0, size
+
+
+@pytest.mark.parametrize("bench", ["Wan 2.1", "HunyuanVideo", "LTX"], indirect=True)
 def test_a_cancelled_decode_leaves_nothing(bench: Bench) -> None:
     # It ends within the first part; the next decode starts without anything that blocks carry over.
     latent = bench.decoder.latent(*FIRST)
