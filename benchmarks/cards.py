@@ -110,10 +110,8 @@ def compile_for(card: str, also: Iterable[str], wanted: str) -> Iterator[tuple[R
     rows of its kernels. `also`: other cards, for kernels that no region before had.
     """
     import torch
-    from torch._inductor import config as inductor_config
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    inductor_config.compile_threads = 1
     described_gpu.stand_in(description(card))
     torch.nn.functional.scaled_dot_product_attention = _choose_attention
     found: list[Row] = []

@@ -28,22 +28,23 @@ def start_anew_with(module: str, comfyui: Path | None) -> None:
         sys.exit(subprocess.call([str(python), *sys.argv]))
 
 
+def python_of(folder: Path) -> Path:
+    """The interpreter inside a virtual environment."""
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
 def candidates(comfyui: Path | None) -> Iterator[Path]:
     """Interpreters that may run ComfyUI, the likeliest first; they need not exist."""
     if given := os.environ.get("RESOLUTE_PYTHON"):
         yield Path(given).expanduser()
     for folder in ([comfyui] if comfyui else []) + _installed_in():
-        yield from (_python_of(folder / ".venv"), _python_of(folder / "venv"))
+        yield from (python_of(folder / ".venv"), python_of(folder / "venv"))
         yield folder.parent / "python_embeded" / "python.exe"  # of the portable build for Windows
-    yield _python_of(ROOT / ".venv")  # of a clone, made by `scripts/test`
+    yield python_of(ROOT / ".venv")  # of a clone, made by `scripts/test`
 
 
 def _installed_in() -> list[Path]:
     return [ROOT.parents[1]] if ROOT.parent.name == "custom_nodes" else []
-
-
-def _python_of(folder: Path) -> Path:
-    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def _has(python: Path, module: str) -> bool:

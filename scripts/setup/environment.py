@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import SetupError
+from ..interpreter import python_of
 from ..places import environments_root, locked
 
 OLDEST_PYTHON = (3, 10)
@@ -122,11 +123,6 @@ def environment_key(version: tuple[int, int], files: Sequence[Path]) -> str:
             raise SetupError(f"{file} is missing. Restore it with `git checkout`.")
         digest.update(b"\n".join(file.read_bytes().splitlines()) + b"\0")
     return f"{version[0]}.{version[1]}-{digest.hexdigest()[:12]}"
-
-
-def python_of(folder: Path) -> Path:
-    """The interpreter inside a virtual environment."""
-    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def is_ready(folder: Path, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""What stays on the screen when the page is loaded anew, the switch is turned, or a step is undone."""
+"""Nodes keep their texts when the page is loaded anew; the switch and an undo change them at once."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ LOGGED = {"region_compiles": r"(\d+) region compiles", "graph_calls": r"(\d+) ca
 
 @dataclass
 class Told:
-    """What each place said of a prompt, or of a start where no prompt ran."""
+    """The words of each place about a prompt, or about a start where no prompt ran."""
 
     events: Events
     log: str
@@ -49,7 +49,7 @@ class Told:
 
     @property
     def badge(self) -> list[dict[str, Any]]:
-        """What it shows while something compiles."""
+        """Its messages while something compiles."""
         return [each for each in self.events.of_type("resolute") if each["kind"] == "working"]
 
 

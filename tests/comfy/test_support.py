@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from compile_cache.backends.inductor.backend import NEWEST_TORCH, OLDEST_TORCH
+from scripts import interpreter
 from scripts.errors import SetupError
 from scripts.models import generated
 from scripts.places import ROOT, locked
@@ -143,8 +144,8 @@ def test_a_given_python_with_another_torch_is_refused(tmp_path: Path, monkeypatc
 def test_an_environment_without_its_final_stamp_is_not_ready(tmp_path: Path) -> None:
     stamp = tmp_path / environment.STAMP
     assert not environment.is_ready(tmp_path, "key")
-    environment.python_of(tmp_path).parent.mkdir()
-    environment.python_of(tmp_path).symlink_to(sys.executable)
+    interpreter.python_of(tmp_path).parent.mkdir()
+    interpreter.python_of(tmp_path).symlink_to(sys.executable)
     stamp.write_text("building key\n")
     assert not environment.is_ready(tmp_path, "key")
     stamp.write_text("ready key\n")

@@ -1,4 +1,4 @@
-"""What a ControlNet does in a sampling run counts once, in its own run."""
+"""The work of a ControlNet in a sampling run counts once, in its own run."""
 
 from __future__ import annotations
 

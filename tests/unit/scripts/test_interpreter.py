@@ -31,7 +31,7 @@ def there(file: Path) -> Path:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[Path], Path | None], list[str] | None]:
-    """What is run where these interpreters have the module; None if the command goes on as it is."""
+    """The command that is run where these interpreters have the module; None if this one goes on."""
 
     def start(have: set[Path], comfyui: Path | None) -> list[str] | None:
         runs: list[list[str]] = []
@@ -52,7 +52,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[Path], Path | None
 def test_it_goes_on_with_the_python_of_comfyui(installed: Path, started: Callable[..., object], where: str) -> None:
     folders = {".venv": installed / ".venv", "venv": installed / "venv", "of the clone": interpreter.ROOT / ".venv"}
     portable = installed.parent / "python_embeded" / "python.exe"
-    python = there(portable if where == "portable" else interpreter._python_of(folders[where]))
+    python = there(portable if where == "portable" else interpreter.python_of(folders[where]))
     assert started({python}, installed) == [str(python), "scripts/bundle", "export", "a file"]
     assert started(set(), installed) is None  # there, without the module
 
@@ -60,9 +60,9 @@ def test_it_goes_on_with_the_python_of_comfyui(installed: Path, started: Callabl
 def test_the_folder_that_was_named_comes_before_the_one_it_is_installed_in(
     installed: Path, tmp_path: Path, started: Callable[..., object]
 ) -> None:
-    pythons = {there(interpreter._python_of(folder / "venv")) for folder in (installed, tmp_path / "named")}
+    pythons = {there(interpreter.python_of(folder / "venv")) for folder in (installed, tmp_path / "named")}
     assert started(pythons, tmp_path / "named") == [
-        str(interpreter._python_of(tmp_path / "named" / "venv")), "scripts/bundle", "export", "a file"
+        str(interpreter.python_of(tmp_path / "named" / "venv")), "scripts/bundle", "export", "a file"
     ]  # fmt: skip
 
 

@@ -30,7 +30,6 @@ from ....torch_facts.private_names import (
     OpOverload,
     PickleOptions,
     ShapeEnv,
-    inductor_config,
     init_backend_registration,
     load_config,
     pick_vec_isa,
@@ -136,7 +135,6 @@ def serve(program: Connection, folder: str) -> None:
     """
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    inductor_config.compile_threads = 1  # the children already use all processors
     with contextlib.suppress(EOFError):
         while True:
             program.send(work(program.recv()))
@@ -185,7 +183,6 @@ def _apply(
     except Exception as error:  # torch's internals raise any class
         raise OtherEnvironmentError(first_line(error)) from error
     load_config(inductor)  # after the flags: torch changes inductor's setting with that of deterministic algorithms
-    inductor_config.compile_threads = 1
     wanted = EnvironmentFingerprint(**dict(environment))
     if differing := environment_of(torch.device(device), "").difference(wanted):
         raise OtherEnvironmentError("; ".join(differing))
