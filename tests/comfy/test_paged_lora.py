@@ -134,7 +134,8 @@ def test_a_load_that_maps_no_page_applies_the_lora_too(
     monkeypatch.setattr(pages, "get_residency", lambda: [0])
     before, places = pages.memory.clone(), [module._v for module in ours.values()]
     linear = [ours["first"], ours["second"]]
-    with core.ours("comfyui.page_loading").loaded(linear, CPU, torch.bfloat16, maps=False) as found:
+    loading = core.ours("comfyui.page_loading")
+    with loading.loaded(linear, CPU, torch.bfloat16, False, lambda size: None, loading.Resident()) as found:
         given = {(module, name): tensor.clone() for module, name, tensor in found}
     for name in ("first", "second"):
         load(ops)(stock[name], torch.bfloat16)

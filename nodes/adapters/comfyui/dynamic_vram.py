@@ -152,6 +152,11 @@ def views(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, own[f"_v_{name}"]) for name in NAMES if own.get(f"_v_{name}") is not None]
 
 
+def as_weight(view: torch.Tensor) -> torch.Tensor:
+    """A view of loaded memory in the form of the weight that it stands for: a Parameter, unless it is quantized."""
+    return torch.nn.Parameter(view, requires_grad=False) if type(view) is torch.Tensor else view
+
+
 class _NoPages:
     """Stands in for a reservation that has no room."""
 

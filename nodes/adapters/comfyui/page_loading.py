@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib import metadata
+from typing import Any
 
 import comfy.model_management
 import comfy.ops
 import torch
 
 from . import dynamic_vram
-from .dynamic_vram import NAMES
-from .quantization import weight_cast
+from .dynamic_vram import NAMES, as_weight
+from .quantization import WeightCast, weight_cast
 
 # The first comfy-aimdo that counts pins. Before it a pin is a flag, so core's unpin of a module takes ours away.
 _COUNTS_PINS = (0, 3, 0)
@@ -61,41 +62,103 @@ def fill(module: torch.nn.Module, dtype: torch.dtype) -> None:
     comfy.ops.uncast_bias_weight(module, weight, bias, stream)
 
 
+LoadedWeights = list[tuple[torch.nn.Module, str, torch.Tensor]]  # (module, name, tensor)
+
+
+class Resident:
+    """Weights as core gave them from pages that hold them. While those pages stay, core is not asked again: that keeps
+    the host busy for as long as a kernel takes, for each module.
+
+    Not thread-safe. It holds the modules.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[torch.nn.Module, tuple[tuple[Any, ...], dynamic_vram.Serials, LoadedWeights]] = {}
+
+    def pinned(self, module: torch.nn.Module, dtype: torch.dtype) -> LoadedWeights | None:
+        """The module's weights, their pages pinned until they are unpinned; None, with nothing pinned, if they are not
+        there as they were. dtype: of the module's input.
+        """
+        known = self._known.get(module)
+        if known is None:
+            return None
+        state, serials, weights = known
+        if any(now is not then for now, then in zip(_state(module, dtype), state, strict=True)):
+            return None
+        found = dynamic_vram.fault(*module.__dict__["_v"])
+        if found == serials:
+            return weights
+        if found is not None:
+            _unpin(module)
+        return None
+
+    def keep(self, module: torch.nn.Module, dtype: torch.dtype, wanted: WeightCast, weights: LoadedWeights) -> None:
+        """What a load gave, whose pages are pinned. Weights that core makes anew in each load are not kept."""
+        own, filled = module.__dict__, dynamic_vram.filled(module)
+        is_own = all(weight is own.get(f"_v_{name}") for _, name, weight in weights)
+        if is_own and filled is not None and wanted == WeightCast(dtype, dtype):
+            ready = [(module, name, as_weight(weight)) for _, name, weight in weights]
+            self._known[module] = _state(module, dtype), filled, ready
+
+
+def _state(module: torch.nn.Module, dtype: torch.dtype) -> tuple[Any, ...]:
+    """What core's answer follows, but for the pages: a load or a fill puts other objects there."""
+    own = module.__dict__
+    return dtype, own["_v"], own["_v_signature"], *[own.get(f"{name}_function") or None for name in NAMES]
+
+
 @contextmanager
 def loaded(
     modules: Sequence[torch.nn.Module],
     device: torch.device,
     dtype: torch.dtype,
-    maps: bool = True,
-    count: Callable[[int], None] = lambda size: None,
-) -> Iterator[list[tuple[torch.nn.Module, str, torch.Tensor]]]:
-    """The weights of paged modules as (module, name, tensor), for work that is launched inside the `with`.
+    maps: bool,
+    count: Callable[[int], None],
+    resident: Resident,
+) -> Iterator[LoadedWeights]:
+    """The weights of paged modules, for work that is launched inside the `with`.
 
     dtype: of the modules' inputs. maps: whether they may take pages that they do not have. What finds no page comes
     through a buffer of core's, which the next load may use again. Modules that core's own prefetch holds are left to
-    it. count: takes the bytes that cross the bus.
+    it. count: takes the bytes of each module that crosses the bus. resident: of earlier loads of these modules.
     """
-    own = [module for module in modules if "_prefetch" not in module.__dict__]
+    free = [module for module in modules if "_prefetch" not in module.__dict__]
+    ready: dict[torch.nn.Module, LoadedWeights] = {}
+    own: list[torch.nn.Module] = []
     stream = None
-    with nullcontext() if maps else dynamic_vram.unmapped(own):
+    with nullcontext() if maps else dynamic_vram.unmapped(free):
         try:
+            for module in free:
+                weights = resident.pinned(module, dtype) if maps else None
+                if weights is None:
+                    own.append(module)
+                else:
+                    ready[module] = weights
             if own:
                 stream = comfy.ops.cast_modules_with_vbar(own, None, device, None, True)
-                moved = [module for module in own if not module.__dict__["_prefetch"].get("resident")]
-                count(sum(module.__dict__["_v"][2] for module in moved))
-            comfy.model_management.sync_stream(device, stream)
-            found = []
+                for module in own:
+                    if not module.__dict__["_prefetch"].get("resident"):
+                        count(module.__dict__["_v"][2])
+                comfy.model_management.sync_stream(device, stream)
+            found = [each for weights in ready.values() for each in weights]
             for module in modules:
+                if module in ready:
+                    continue
                 wanted = weight_cast(module, dtype, device)
                 tensors = comfy.ops.resolve_cast_module_with_vbar(
                     module, wanted.dtype, device, wanted.bias_dtype, wanted.compute_dtype, wanted.want_requant
                 )
                 named = zip(NAMES, tensors, strict=True)
-                found += [(module, name, tensor) for name, tensor in named if tensor is not None]
+                weights = [(module, name, tensor) for name, tensor in named if tensor is not None]
+                if maps:
+                    resident.keep(module, dtype, wanted, weights)
+                found += [(module, name, as_weight(tensor)) for module, name, tensor in weights]
             yield found
         finally:
             if stream is not None:
                 stream.wait_stream(comfy.model_management.current_stream(device))
+            for module in ready:
+                _unpin(module)
             for module in own:
                 _let_go(module)
 
@@ -109,5 +172,9 @@ def _let_go(module: torch.nn.Module) -> None:
         if patch is not None:
             patch.clear_prepared()
     if prefetch["signature"] is not None:
-        reservation, address, size = module.__dict__["_v"]
-        reservation.unpin(address, size)
+        _unpin(module)
+
+
+def _unpin(module: torch.nn.Module) -> None:
+    reservation, address, size = module.__dict__["_v"]
+    reservation.unpin(address, size)

@@ -222,14 +222,12 @@ class PagedWeights(Weights):
                     self._fill_module(module, torch.float32 if id(module) in self._in_float32 else self.dtype)
                     if not _is_filled(module, pages, first, page):
                         return False
-                places += [(module._parameters, name, as_weight(view)) for name, view in dynamic_vram.views(module)]
+                places += [
+                    (module._parameters, name, dynamic_vram.as_weight(view))
+                    for name, view in dynamic_vram.views(module)
+                ]
         self._places = places
         return True
-
-
-def as_weight(view: torch.Tensor) -> torch.Tensor:
-    """A view of loaded memory in the form of the weight that it stands for: a Parameter, unless it is quantized."""
-    return torch.nn.Parameter(view, requires_grad=False) if type(view) is torch.Tensor else view
 
 
 def _is_filled(module: torch.nn.Module, pages: Serials, first: int, page: int) -> bool:

@@ -13,8 +13,8 @@ from ....compile_cache.regions.site import Input, RegionRunner, RegionSite, take
 from ....compile_cache.regions.slots import swapped
 from ....compile_cache.regions.structure import parts
 from ..comfyui import dynamic_vram
-from ..comfyui.page_loading import loaded
-from .paged_weights import PagedWeights, as_weight
+from ..comfyui.page_loading import Resident, loaded
+from .paged_weights import PagedWeights
 
 if TYPE_CHECKING:
     from .split_blocks import SplitBlocks
@@ -29,6 +29,7 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
     two blocks use the same buffers in turn, and would overwrite what waits there.
     """
     modules: dict[RegionSite, list[torch.nn.Module]] = {}
+    resident = Resident()
 
     def modules_of(site: RegionSite) -> list[torch.nn.Module]:
         if site not in modules:
@@ -37,6 +38,7 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
 
     def count(size: int) -> None:
         weights.counters.streamed_bytes += size
+        weights.order.crosses(size)
 
     @contextmanager
     def given(site: RegionSite, like: torch.Tensor, only: Collection[str] = (), maps: bool = True) -> Iterator[None]:
@@ -45,8 +47,8 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
         """
         modules = [site.module.get_submodule(name) for name in only] or modules_of(site)
         with (
-            loaded(dynamic_vram.paged(modules), like.device, like.dtype, maps, count) as found,
-            swapped((module._parameters, name, as_weight(weight)) for module, name, weight in found),
+            loaded(dynamic_vram.paged(modules), like.device, like.dtype, maps, count, resident) as found,
+            swapped((module._parameters, name, weight) for module, name, weight in found),
         ):
             yield
 

@@ -45,7 +45,9 @@ class Streaming:
         monkeypatch.setattr(core.ours("weights.streamed_blocks"), "loaded", self._loaded)
 
     @contextlib.contextmanager
-    def _loaded(self, modules: Any, device: Any, dtype: Any, maps: bool, count: Callable[[int], None]) -> Iterator[Any]:
+    def _loaded(
+        self, modules: Any, device: Any, dtype: Any, maps: bool, count: Callable[[int], None], resident: Any
+    ) -> Iterator[Any]:
         for module in modules:
             self.moved[self.names[module]] += module._v[2]
             count(module._v[2])

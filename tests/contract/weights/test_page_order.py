@@ -19,10 +19,13 @@ def page_order(comfy: None, adapter: Callable[[str], ModuleType]) -> ModuleType:
     return adapter("weights.page_order")
 
 
+MIB = 1 << 20
+
+
 def modules_of(sizes: list[int]) -> list[torch.nn.Module]:
-    """Paged modules of these sizes, one after the other."""
+    """Paged modules of so many MiB, one after the other."""
     made, start = [], 0
-    for size in sizes:
+    for size in (MIB * each for each in sizes):
         module = torch.nn.Module()
         module.__dict__["_v"] = (None, start, size)
         start += size
@@ -31,16 +34,21 @@ def modules_of(sizes: list[int]) -> list[torch.nn.Module]:
 
 
 def streamed(order: list[Any], room: int) -> dict[Any, int]:
-    """Bytes of each module that find no room, when what comes first in the order stays."""
+    """MiB of each module that find no room, when what comes first in the order stays."""
     found, used = {}, 0
     for module in order:
-        used += module._v[2]
-        found[module] = 0 if used <= room else module._v[2]
+        used += mib(module)
+        found[module] = 0 if used <= room else mib(module)
     return found
 
 
+def mib(module: Any) -> int:
+    size: int = module._v[2]
+    return size // MIB
+
+
 def weight_of(modules: list[Any]) -> int:
-    return sum(module._v[2] for module in modules)
+    return sum(map(mib, modules))
 
 
 LARGEST = 126
@@ -71,6 +79,15 @@ class TestOrder:
         order = order_of(modules, blocks, spared)
         assert order[0] is outside[0]
         assert set(order[-3:]) == spared
+
+    def test_small_modules_stay_before_any_large_one(self, order_of: Any) -> None:
+        """Each costs the host as much as a large one."""
+        blocks = [modules_of([26, 13, 3, 3, 5, 3]) for _ in range(4)] + [modules_of([6, 3, 1]) for _ in range(2)]
+        modules = [module for block in blocks for module in block]
+        order = order_of(modules, blocks, ())
+        assert [mib(module) for module in order[-8:]] == [26] * 4 + [13] * 4
+        missing = streamed(order, weight_of(modules) - 52)
+        assert sum(map(bool, missing.values())) == 4
 
     def test_neighbours_do_not_follow_each_other(self, order_of: Any) -> None:
         blocks = [modules_of([10, 10]) for _ in range(8)]
@@ -139,7 +156,9 @@ class TestLayout:
         weights.arrange()
         assert (checkpoint.reservation.asked, self.addresses(blocks)) == (asked, addresses)
 
-    def test_nothing_moves_unless_a_block_was_split(self, weights: Any, checkpoint: Checkpoint) -> None:
+    def test_nothing_moves_unless_a_block_was_split_or_many_small_modules_stream(
+        self, weights: Any, checkpoint: Checkpoint
+    ) -> None:
         blocks: list[Any] = list(checkpoint.model.blocks)
         for block in blocks:
             weights.order.streams(block, [block])
@@ -149,6 +168,25 @@ class TestLayout:
         weights.spare([blocks[1]])
         weights.arrange()
         assert self.addresses(blocks) != before
+
+    @pytest.mark.parametrize(
+        ("steps", "is_moved"),
+        [([64, 64], True), ([64, 63, 64], False), ([64], False), ([63, 63, 63], False), ([1, 64, 0, 64, 64], True)],
+    )
+    def test_many_small_modules_in_two_steps_in_a_row(
+        self, weights: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, steps: list[int], is_moved: bool,
+        page_order: ModuleType,
+    ) -> None:  # fmt: skip
+        """In its first step the whole model crosses the bus."""
+        blocks: list[Any] = list(checkpoint.model.blocks)
+        weights.order.streams(blocks[0], [blocks[0]])  # of them the only one in a block: it goes behind the others
+        monkeypatch.setattr(page_order, "_LARGE", blocks[0]._v[2])
+        before = self.addresses(blocks)
+        for small in steps:
+            for size in [1] * small + [8 * MIB] * 100:
+                weights.order.crosses(size)
+            weights.arrange()
+        assert (self.addresses(blocks) != before) is is_moved
 
     @pytest.mark.parametrize("why", ["pinned", "something else", "loaded ahead", "a hole", "a block's range"])
     def test_nothing_moves_if(self, weights: Any, checkpoint: Checkpoint, why: str) -> None:

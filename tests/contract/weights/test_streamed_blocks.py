@@ -12,7 +12,7 @@ import torch
 from compile_cache.regions.site import RegionSite
 
 from .conftest import CoreOperations
-from .fake_paging import HOST, Checkpoint
+from .fake_paging import HOST, Checkpoint, compute, uncaptured
 
 X = torch.ones(1)
 
@@ -48,6 +48,62 @@ def test_without_a_page_they_come_through_a_buffer(
     run(site_of(checkpoint), X)
     assert values == [float(checkpoint.value("blocks.0", "weight", "a")[0, 0])]
     assert not any(checkpoint.reservation.pins)
+
+
+class TestResident:
+    """Core is asked for a module's weights only if its pages do not hold what they held before."""
+
+    @pytest.fixture
+    def run(self, streamed_blocks: ModuleType, checkpoint: Checkpoint, weights: Any) -> Callable[[], None]:
+        streamed = streamed_blocks.streamed(lambda site, x: site.module(x), weights)
+
+        def run() -> None:
+            block = checkpoint.model.blocks[0]
+            bias = None if block.bias is None else checkpoint.value("blocks.0", "bias", str(checkpoint.lora))
+            expected = compute(X, checkpoint.value("blocks.0", "weight", str(checkpoint.lora)), bias)
+            assert torch.equal(streamed(site_of(checkpoint), X), expected)
+            assert not any(checkpoint.reservation.pins)
+
+        return run
+
+    def test_core_is_asked_once(self, run: Callable[[], None], core: CoreOperations, weights: Any) -> None:
+        for _ in range(3):
+            run()
+        assert len(core.asked) == 1
+        assert weights.counters.streamed_bytes == 48
+
+    @pytest.mark.parametrize("what", ["lora", "evicted", "no page", "function", "other pages", "moved"])
+    def test_core_is_asked_again_after(
+        self, run: Callable[[], None], core: CoreOperations, checkpoint: Checkpoint, what: str
+    ) -> None:
+        run()
+        block: Any = checkpoint.model.blocks[0]
+        if what == "lora":
+            checkpoint.load("b")
+        elif what == "evicted":
+            checkpoint.reservation.evict(checkpoint.reservation.pages)
+            checkpoint.reservation.prioritize()
+        elif what == "no page":
+            checkpoint.reservation.limit(0)
+        elif what == "function":  # a hook of another pack on the weight
+            block.weight_function = [lambda weight: weight]
+        elif what == "moved":
+            block._v, block._v_signature = checkpoint.reservation.alloc(block._v[2]), None
+        else:
+            checkpoint.reservation.evict(checkpoint.reservation.pages)
+            checkpoint.reservation.prioritize()
+            uncaptured(block)  # another forward fills them
+        run()
+        assert len(core.asked) == 2
+
+    def test_what_core_makes_anew_is_not_kept(
+        self, run: Callable[[], None], core: CoreOperations, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A weight in another dtype than its pages have, or with a function of another pack."""
+        monkeypatch.setattr(core, "resolve_cast_module_with_vbar", lambda module, *_: uncaptured(module))
+        run()
+        run()
+        assert len(core.asked) == 2
 
 
 @pytest.mark.parametrize("where", ["in the block", "in the load"])
