@@ -144,3 +144,32 @@ def test_a_load_that_maps_no_page_applies_the_lora_too(
     assert torch.equal(pages.memory, before)
     assert [module._v for module in ours.values()] == places
     assert not any("_prefetch" in vars(module) for module in ours.values())
+
+
+def test_core_is_asked_for_a_module_until_its_pages_hold_the_lora(
+    core: SimpleNamespace, ops: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, ours = model(ops, Pages()), model(ops, Pages())
+    loading = core.ours("comfyui.page_loading")
+    resident, linear, crossed = loading.Resident(), [ours["first"], ours["second"]], []
+    asked: list[int] = []
+    cast = ops.cast_modules_with_vbar
+    monkeypatch.setattr(ops, "cast_modules_with_vbar", lambda own, *more: asked.append(len(own)) or cast(own, *more))
+
+    def run() -> dict[Any, torch.Tensor]:
+        given = (linear, CPU, torch.bfloat16, True, crossed.append, resident)
+        with loading.loaded(*given) as found:
+            return {(module, name): tensor.clone() for module, name, tensor in found}
+
+    for _ in range(4):
+        last = run()
+    assert asked == [2]
+    for name in ("first", "second"):
+        load(ops)(stock[name], torch.bfloat16)
+        assert torch.equal(last[ours[name], "weight"], stock[name]._v_weight), name
+        assert torch.equal(last[ours[name], "bias"], stock[name]._v_bias), name
+    ours["first"]._v_signature = None  # by a load with another LoRA
+    asked.clear()
+    run()
+    assert asked == [1]
+    assert len(crossed) == 3
