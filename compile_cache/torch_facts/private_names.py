@@ -162,6 +162,7 @@ _TABLE = (
     _Name("PickleOptions", "torch.fx._graph_pickler", Loss.SPEED, "Options"),  # without, only torch's own operators
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
     _Name("InductorChoices", "torch._inductor.choices", Loss.SPEED, members=("should_use_persistent_reduction",)),
+    _Name("addmm_activation", "torch", Loss.SPEED, "_addmm_activation"),
     _Name("inductor_graphs", "torch._inductor.virtualized", Loss.SPEED, "V", ("set_choices_handler",)),
     _Name("conv_formats", "torch._C", Loss.SPEED, "", ("_conv_determine_backend_memory_format",)),
     _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without, each region is compared at sizes of 1

@@ -54,6 +54,9 @@ def test_regions_compile_for_every_kind_of_card(tmp_path: Path) -> None:
     kinds = {row["region"].split()[1] for row in found["regions"]}
     assert kinds >= {"ResBlock", "BasicTransformerBlock", "DoubleStreamBlock", "SingleStreamBlock", "ResnetBlock"}
     assert kinds >= {"WanAttentionBlock", "JointTransformerBlock", "QwenImageTransformerBlock", "ResidualBlock.next"}
+    # GELU by tanh is a part of the product before it. SDXL's is the exact one.
+    own = {row["region"] for row in found["kernels"] if row["kernel"].startswith("triton_poi_fused_gelu")}
+    assert own == {"SDXL BasicTransformerBlock 640"}
 
 
 @pytest.mark.long

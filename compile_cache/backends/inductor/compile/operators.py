@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....attention import chooser, chosen
 from ....regions import own_memory
-from . import casts, kitchen
+from . import casts, gelu, kitchen
 
 
 def register() -> None:
@@ -14,3 +14,4 @@ def register() -> None:
     own_memory.operator()
     kitchen.operators()
     casts.operator()
+    gelu.operator()

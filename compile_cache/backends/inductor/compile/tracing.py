@@ -30,7 +30,7 @@ from ....torch_facts.private_names import (
     pytree,
     symbolic_shape_config,
 )
-from . import casts, kitchen, nearest, padding, quantizers
+from . import casts, gelu, kitchen, nearest, padding, quantizers
 
 # The names that make an input a feature map, see `region_format`. One of another size has "h of carried", for example.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -175,6 +175,7 @@ def trace(
     if not attends:
         _refuse_attention(traced.graph)
     casts.keep_opaque(traced.graph, inputs[0].device)
+    gelu.join_products(traced.graph, inputs[0].device)
     quantizers.share_scales(traced.graph)
     traced.graph.eliminate_dead_code()
     quantized = _quantized(traced.graph, layouts)
