@@ -29,10 +29,20 @@ export const BOOSTERS = new Set([
 ]);
 const COMPILE_MODEL = "ResoluteCompileModel";
 const AUTO = { backend: "auto" };
+const MODEL = { type: COMPILE_MODEL, inputs: { model: "model" }, values: AUTO };
+const VAE = { type: "ResoluteCompileVAEDecode", inputs: { vae: "vae" }, values: AUTO };
+const CONTROL_NET = { type: "ResoluteCompileControlNet", inputs: { control_net: "control_net" }, values: AUTO };
 const CHECKPOINT = { type: "ResoluteLoadCheckpoint", inputs: { ckpt_name: "ckpt_name" }, values: { ...AUTO, compile_vae: true } };
 const RECIPES = {
-  ModuleDeepCacheSpeedup: { type: COMPILE_MODEL, inputs: { model: "model" }, values: AUTO },
+  ModelSpeedup: MODEL,
+  SVDSpeedup: MODEL,
+  ModuleDeepCacheSpeedup: MODEL,
+  VaeSpeedup: VAE,
+  ControlnetSpeedup: CONTROL_NET,
+  ControlNetSpeedup: CONTROL_NET,
+  OneDiffCheckpointLoaderSimple: CHECKPOINT,
   OneDiffDeepCacheCheckpointLoaderSimple: CHECKPOINT,
+  OneDiffQuantCheckpointLoaderSimple: CHECKPOINT,
   OneDiffQuantCheckpointLoaderSimpleAdvanced: CHECKPOINT,
   OneDiffControlNetLoader: {
     type: "ControlNetLoader",
@@ -44,6 +54,24 @@ const RECIPES = {
     inputs: { ckpt_name: "ckpt_name" },
     after: [{ slot: 0, type: COMPILE_MODEL, input: "model", values: AUTO }],
   },
+  ShowImageDiff: {
+    type: "ResoluteCompareImages",
+    inputs: { image_a: "images1", image_b: "images2" },
+    values: { max_error: 255, min_psnr: 0 },
+  },
+  // Of ComfyUI and KJNodes, with torch.compile. Nothing is wrong with them: only their menu names ours.
+  TorchCompileModel: MODEL,
+  TorchCompileModelAdvanced: MODEL,
+  TorchCompileModelFluxAdvanced: MODEL,
+  TorchCompileModelFluxAdvancedV2: MODEL,
+  TorchCompileModelWanVideo: MODEL,
+  TorchCompileModelWanVideoV2: MODEL,
+  TorchCompileModelHyVideo: MODEL,
+  TorchCompileModelQwenImage: MODEL,
+  TorchCompileLTXModel: MODEL,
+  TorchCompileCosmosModel: MODEL,
+  TorchCompileVAE: VAE,
+  TorchCompileControlNet: { ...CONTROL_NET, inputs: { control_net: "controlnet" } },
 };
 
 const value = (node, name) => node.widgets?.find((widget) => widget.name === name)?.value;
@@ -67,11 +95,11 @@ function deepCache(node) {
 }
 
 // source: finds the node at the other end of an input's link. Returns undefined if nothing of ours does what it did.
-export function recipeOf(node, offer, source) {
+export function recipeOf(node, source) {
   const type = node.comfyClass;
   if (type === "ControlNetSpeedup" && value(node, "static_mode") === "disable") return { passes: "control_net" };
   if (type in PASSED_ON) return { passes: PASSED_ON[type] };
-  const base = RECIPES[type] ?? (offer && ofOffer(offer));
+  const base = RECIPES[type];
   if (!base || CACHE.some((name) => isLinked(node, name))) return undefined;
   const recipe = { inputs: {}, ...base, values: { ...base.values }, after: [...(base.after ?? [])] };
   const vae = value(node, "vae_speedup");
@@ -89,14 +117,4 @@ function withBooster(recipe, booster, source) {
   const givesModel = recipe.type === COMPILE_MODEL || "compile_vae" in recipe.values;
   if (cache && givesModel && !CACHE.some((name) => isLinked(cache, name))) recipe.after.push(...deepCache(cache));
   return recipe;
-}
-
-// An offer of the server's, whose inputs correspond one to one.
-function ofOffer(offer) {
-  const steps = offer.input_mapping ?? [];
-  return {
-    type: offer.new_node_id,
-    inputs: Object.fromEntries(steps.filter((step) => step.old_id).map((step) => [step.new_id, step.old_id])),
-    values: Object.fromEntries(steps.filter((step) => "set_value" in step).map((step) => [step.new_id, step.set_value])),
-  };
 }

@@ -1,24 +1,12 @@
 // A menu entry on nodes that Resolute's nodes can replace: OneDiff's, and suggestions for torch.compile's.
 //
-// ComfyUI's front end offers the replacements that a pack registers only for nodes whose type is missing. OneDiff's types
-// are not missing, because Resolute registers them, so this offers them on the node. Nothing is replaced without a click.
+// ComfyUI's front end offers replacements only for nodes whose type is missing. OneDiff's types are not missing, because
+// Resolute registers them, so this offers them on the node. Nothing is replaced without a click.
 // The panel's *Convert all OneDiff nodes* replaces all of OneDiff's at once.
 import { app } from "../../scripts/app.js";
-import { api } from "../../scripts/api.js";
 import { GAP, graphsOf, linkOf, newNode, nodesOf, oneStep, setWidget } from "./graph.js";
 import { BOOSTERS, isOneDiff, recipeOf } from "./onediff.js";
 import { translator } from "./strings.js";
-
-const offers = new Map(); // old type -> the pair that the server offers
-
-async function loadOffers() {
-  const response = await api.fetchApi("/node_replacements");
-  if (!response.ok) return; // ComfyUI 0.8 has no migration of nodes
-  for (const [type, pairs] of Object.entries(await response.json())) {
-    const ours = pairs.find((pair) => pair.new_node_id.startsWith("Resolute"));
-    if (ours) offers.set(type, ours);
-  }
-}
 
 // [node, slot] at the other end of each link; undefined if one ends at the border of a subgraph.
 function ends(graph, ids, side) {
@@ -48,12 +36,10 @@ function source(node, name) {
   return link == null ? undefined : node.graph.getNodeById(linkOf(node.graph, link)?.origin_id);
 }
 
-const recipeFor = (node) => recipeOf(node, offers.get(node.comfyClass), source);
-
 function replace(node) {
   const graph = node.graph;
   const linked = connections(node);
-  const recipe = recipeFor(node);
+  const recipe = recipeOf(node, source);
   if (!linked || !recipe) return false;
   graph.beforeChange();
   try {
@@ -123,7 +109,7 @@ export function convertOneDiff(t) {
 const t = translator(() => app.extensionManager?.setting?.get("Comfy.Locale"));
 
 function menu(node) {
-  const recipe = offers.has(node.comfyClass) || isOneDiff(node) ? recipeFor(node) : undefined;
+  const recipe = recipeOf(node, source);
   if (!recipe?.type || !connections(node)) return [];
   const title = (type) => window.LiteGraph.registered_node_types[type]?.title ?? type;
   const titles = [recipe, ...recipe.after].map(({ type }) => title(type)).join(t(" and "));
@@ -132,6 +118,5 @@ function menu(node) {
 
 app.registerExtension({
   name: "resolute.replaceNodes",
-  setup: loadOffers,
   getNodeMenuItems: menu,
 });

@@ -82,8 +82,7 @@ class OldNode:
     title: OneDiff's own. became: the node to use now, shown in the title; empty if none is needed any more. about: what
     it does now. inputs: by name, in OneDiff's order: a type for a link, a `Folder`, a tuple of choices whose first one
     is the default, or the default of another widget. outputs: types by name; a node without any is run for its own
-    sake. run: gets the number of the node, and the inputs by name. replacement: id of
-    the node of ours that takes its place with its first input alone; empty if there is none.
+    sake. run: gets the number of the node, and the inputs by name.
     """
 
     node_id: str
@@ -93,7 +92,6 @@ class OldNode:
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     run: Callable[..., io.NodeOutput]
-    replacement: str = ""
 
     @property
     def widgets(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Register our nodes under OneDiff's ids, and as replacements in ComfyUI's own migration.
+"""Register our nodes under OneDiff's ids.
 
 A pack that is loaded later overwrites node ids, and one that is loaded earlier is in ComfyUI's table already. So ids
 that are taken are left out when our nodes are listed, and the rest is decided when the server starts: all packs are
@@ -14,10 +14,8 @@ from comfy_api.latest import io
 
 import nodes
 
-from ..adapters.comfyui.node_replacements import register
 from ..adapters.onediff import precedence
 from .factory import node_of
-from .replacements import ONEDIFF, SUGGESTED
 from .table import TABLE
 
 logger = logging.getLogger(__name__)
@@ -31,7 +29,7 @@ def nodes_to_register() -> list[type[io.ComfyNode]]:
 
 
 def begin(server: Any) -> None:
-    """Leave the ids to OneDiff's pack where it is loaded, and register replacements, when `server` starts to serve.
+    """Leave the ids to OneDiff's pack where it is loaded, when `server` starts to serve.
 
     server: ComfyUI's PromptServer.
     """
@@ -39,8 +37,5 @@ def begin(server: Any) -> None:
     async def start(app: Any) -> None:
         if precedence.withdraw(_OURS, nodes.NODE_CLASS_MAPPINGS, nodes.NODE_DISPLAY_NAME_MAPPINGS):
             logger.info("Resolute: OneDiff's own nodes are loaded, so Resolute does not stand in for them")
-        # ComfyUI replaces a node by itself if its type is missing, which a suggestion must never do.
-        known = [each for each in SUGGESTED if each.old_id in nodes.NODE_CLASS_MAPPINGS]
-        await register([*ONEDIFF, *known])
 
     server.app.on_startup.append(start)

@@ -20,9 +20,6 @@ from .factory import (
     TorchCompileBooster,
 )
 
-COMPILE_MODEL, COMPILE_VAE = "ResoluteCompileModel", "ResoluteCompileVAEDecode"
-COMPILE_CONTROL_NET, LOADER = "ResoluteCompileControlNet", "ResoluteLoadCheckpoint"
-
 _ON, _OFF = ("enable", "disable"), ("disable", "enable")
 _BOOSTER = {"custom_booster": CustomBooster}
 _FILE = {"ckpt_name": Folder("checkpoints")}
@@ -62,11 +59,11 @@ TABLE = (
     # speed-up nodes
     OldNode(
         "ModelSpeedup", "Model Speedup", "Compile Model", f"{_AUTO}, and adds DeepCache if a booster asks for it.",
-        {"model": io.Model, **_BOOSTER, "inplace": True}, _MODEL, runs.model, COMPILE_MODEL,
+        {"model": io.Model, **_BOOSTER, "inplace": True}, _MODEL, runs.model,
     ),
     OldNode(
         "SVDSpeedup", "SVD Speedup", "Compile Model", f"{_AUTO}. A video model needs no node of its own.",
-        {"model": io.Model, "inplace": False, "cache_name": "svd", **_BOOSTER}, _MODEL, runs.model, COMPILE_MODEL,
+        {"model": io.Model, "inplace": False, "cache_name": "svd", **_BOOSTER}, _MODEL, runs.model,
     ),
     OldNode(
         "ModuleDeepCacheSpeedup", "Model DeepCache Speedup", _MODEL_AND_CACHE, _AS_CACHE,
@@ -74,24 +71,22 @@ TABLE = (
     ),
     OldNode(
         "VaeSpeedup", "VAE Speedup", "Compile VAE Decode", "It compiles the decoder with the backend auto.",
-        {"vae": io.Vae, **_BOOSTER, "inplace": True}, _VAE, runs.vae, COMPILE_VAE,
+        {"vae": io.Vae, **_BOOSTER, "inplace": True}, _VAE, runs.vae,
     ),
     OldNode(
         "ControlnetSpeedup", "ControlNet Speedup", "Compile ControlNet", f"{_AUTO}.",
         {"control_net": io.ControlNet, "inplace": True, **_BOOSTER}, _CONTROL_NET, runs.control_net,
-        COMPILE_CONTROL_NET,
     ),
     OldNode(  # of OneDiff's first versions, whose id has a capital N
         "ControlNetSpeedup", "ControlNet Speedup", "Compile ControlNet",
         f"{_AUTO}; with static_mode disable the ControlNet runs eagerly.",
         {"control_net": io.ControlNet, "static_mode": _ON}, {"control_net": io.ControlNet}, runs.control_net,
-        COMPILE_CONTROL_NET,
     ),
     # loaders
     OldNode(
         "OneDiffCheckpointLoaderSimple", "Load Checkpoint - OneDiff", _LOAD_CHECKPOINT,
         "It loads and compiles; vae_speedup compiles the VAE's decoder too.",
-        {**_FILE, "vae_speedup": _OFF, **_BOOSTER}, _CHECKPOINT, runs.checkpoint, LOADER,
+        {**_FILE, "vae_speedup": _OFF, **_BOOSTER}, _CHECKPOINT, runs.checkpoint,
     ),
     OldNode(
         "OneDiffDeepCacheCheckpointLoaderSimple", "Load Checkpoint - OneDiff DeepCache",
@@ -106,7 +101,7 @@ TABLE = (
     OldNode(
         "OneDiffQuantCheckpointLoaderSimple", "Load Checkpoint - OneDiff Quant", _LOAD_CHECKPOINT,
         "Nothing is quantized: the model is compiled in its own precision.",
-        {**_FILE, "vae_speedup": _OFF}, _CHECKPOINT, _RUN_QUANTIZED, LOADER,
+        {**_FILE, "vae_speedup": _OFF}, _CHECKPOINT, _RUN_QUANTIZED,
     ),
     OldNode(
         "OneDiffQuantCheckpointLoaderSimpleAdvanced", "Load Checkpoint - OneDiff Quant Advanced", _LOAD_CHECKPOINT,

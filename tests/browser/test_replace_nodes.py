@@ -11,6 +11,8 @@ from scripts.browser.front_end import FrontEnd
 from scripts.workflows import SD15
 
 from ..comfy.rig import node
+from ..comfy.test_onediff import SAVED
+from ..conftest import PACK_NAME
 from .prompts import stock
 
 pytestmark = pytest.mark.browser
@@ -75,12 +77,19 @@ MENU = """([type, choose]) => {
     if (choose) items[0].callback();
     return items.map(item => item.content);
 }"""
-OFFERS_LOADED = "() => app.extensions.find(e => e.name === 'resolute.replaceNodes') !== undefined"
+LOADED = "() => app.extensions.find(e => e.name === 'resolute.replaceNodes') !== undefined"
+# What takes the place of each of these types without a booster, and the inputs of all of ComfyUI's nodes.
+RECIPES = f"""async types => {{
+    const {{ recipeOf }} = await import('/extensions/{PACK_NAME}/onediff.js');
+    const recipes = types.map(type => [type, recipeOf({{ comfyClass: type }}, () => undefined)]);
+    const known = await (await fetch('/object_info')).json();
+    return {{ recipes: Object.fromEntries(recipes), known }};
+}}"""
 
 
 @pytest.fixture
 def opened(page: FrontEnd) -> FrontEnd:
-    page.page.wait_for_function(OFFERS_LOADED)
+    page.page.wait_for_function(LOADED)
     page.load(WORKFLOW, "onediff")
     return page
 
@@ -111,6 +120,27 @@ def test_a_click_replaces_a_node_and_keeps_its_links(opened: FrontEnd) -> None:
     assert by_type["ResoluteCompileModel"][1]["model"] == [loader, 0]
     assert by_type["ResoluteCompileVAEDecode"][1]["vae"] == [loader, 2]
     assert by_type["KSampler"][1]["model"] == [by_type["ResoluteCompileModel"][0], 0]
+
+
+def test_each_recipe_names_inputs_that_both_nodes_have(opened: FrontEnd) -> None:
+    types = ["TorchCompileModel", *SAVED]
+    found = opened.page.evaluate(RECIPES, types)
+    known = found["known"]
+    recipes = {old: recipe for old, recipe in found["recipes"].items() if recipe and recipe.get("type")}
+    useful = {old for old in SAVED if not known[old]["display_name"].endswith("(no longer needed)")}
+    assert {old for old in useful - recipes.keys() if not old.endswith("Booster")} == {"UNETLoaderInt8"}
+    for old, recipe in recipes.items():
+        assert {*recipe["inputs"].values()} <= known[old]["input"]["required"].keys(), old
+        for new in (recipe, *recipe["after"]):
+            given = known[new["type"]]["input"]
+            named = {*new["values"], *(new["inputs"] if new is recipe else [new["input"]])}
+            assert given["required"].keys() <= named <= {*given["required"], *given.get("optional", {})}, old
+
+
+def test_the_menu_of_torch_compiles_node_names_ours(page: FrontEnd) -> None:
+    page.place(["TorchCompileModel"])
+    assert page.page.evaluate(MENU, ["TorchCompileModel", True]) == ["Replace with Compile Model"]
+    assert page.page.evaluate("() => app.graph.nodes.map(node => node.type)") == ["ResoluteCompileModel"]
 
 
 def test_a_node_of_onediff_keeps_its_saved_size(opened: FrontEnd) -> None:

@@ -316,26 +316,6 @@ class TestRegistration:
         for name in ours:  # widgets are stored by place
             assert known[name]["input_order"] == SAVED_ORDER[name], name
 
-    def test_comfyui_knows_the_replacements(self, client: Client) -> None:
-        known, offered = client.get("/object_info"), client.get("/node_replacements")
-        (pair,) = offered["ModelSpeedup"]
-        assert (pair["new_node_id"], pair["old_widget_ids"]) == ("ResoluteCompileModel", ["inplace"])
-        for old, pairs in offered.items():
-            for each in pairs:
-                if not each["new_node_id"].startswith("Resolute"):
-                    continue
-                given = known[each["new_node_id"]]["input"]
-                inputs = {**given["required"], **given.get("optional", {})}
-                assert {step["new_id"] for step in each["input_mapping"]} <= inputs.keys()
-                assert {step["new_id"] for step in each["input_mapping"]} >= given["required"].keys()
-                before = known[old]["input"]["required"]
-                assert {step["old_id"] for step in each["input_mapping"] if "old_id" in step} <= before.keys()
-
-    def test_torch_compile_nodes_are_suggestions(self, client: Client, bench: Bench) -> None:
-        offered = client.get("/node_replacements")
-        assert "TorchCompileModel" in offered  # core has it, so no prompt is changed
-        assert "TorchCompileVAE" not in offered  # KJNodes is not loaded: its prompts would be changed by themselves
-
     def test_where_onediff_is_loaded_its_own_nodes_win(
         self, make_server: Callable[..., ComfyServer], tmp_path: Path
     ) -> None:
