@@ -66,7 +66,7 @@ class Job:
     @property
     def size_text(self) -> str:
         """``264x200``, or the number of sizes if the prompt has several."""
-        return text_of(self.sizes[0]) if len(self.sizes) == 1 else f"{len(self.sizes)} sizes"
+        return "{}x{}".format(*self.sizes[0]) if len(self.sizes) == 1 else f"{len(self.sizes)} sizes"
 
     @property
     def name(self) -> str:
@@ -152,8 +152,3 @@ def _load_bundled_model(prompt: PromptDict) -> None:
             prompt[model] = {"class_type": "ResoluteCompileModel", "inputs": inputs}
             inputs = {"vae": [name, 2], "backend": backend}
             prompt[vae] = {"class_type": "ResoluteCompileVAEDecode", "inputs": inputs}
-
-
-def text_of(size: Size) -> str:
-    """``(264, 200)`` -> ``264x200``."""
-    return f"{size[0]}x{size[1]}"

@@ -1,13 +1,13 @@
-"""The demo's result: table, verdict and JSON."""
+"""The demo's result: table and verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from .machine import Machine
-from .plan import IMAGE_TO_IMAGE, Plan, text_of
+from .plan import IMAGE_TO_IMAGE
 from .run import PromptRun, Row
 
 # On the CPU both runs are fp32, so only rounding to 8 bits differs. On CUDA they are fp16; the error is only reported.
@@ -57,17 +57,6 @@ def judge(rows: Sequence[Row], machine: Machine, steps: int, bypasses: Sequence[
     return Verdict(True, _passed(rows, machine), [])
 
 
-def as_json(rows: Sequence[Row], plan: Plan, machine: Machine, verdict: Verdict, steps: int) -> dict[str, Any]:
-    """All measurements as plain data."""
-    return {
-        "machine": asdict(machine),
-        "steps": steps,
-        "rows": [_row_json(row) for row in rows],
-        "left_out": plan.left_out,
-        "verdict": asdict(verdict),
-    }
-
-
 def _cells(row: Row) -> tuple[str, ...]:
     job = row.job
     bypasses = sum(sum(run.counters["bypasses"].values()) for run in row.compiled)
@@ -76,19 +65,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     numbers = (*counts, bypasses, "-" if row.max_error is None else row.max_error)
     first = (job.workflow, job.size_text, str(job.batch), str(job.tokens))
     return (*first, *(f"{value:.2f}" for value in seconds), *map(str, numbers))
-
-
-def _row_json(row: Row) -> dict[str, Any]:
-    return {
-        "workflow": row.job.workflow,
-        "sizes": [text_of(size) for size in row.job.sizes],
-        "batch": row.job.batch,
-        "tokens": row.job.tokens,
-        "eager": [asdict(run) for run in row.eager],
-        "compiled": [asdict(run) for run in row.compiled],
-        "max_error": row.max_error,
-        "images": [path.name for path in row.compiled_images],
-    }
 
 
 def _later(rows: Sequence[Row]) -> list[tuple[Row, PromptRun]]:
