@@ -16,7 +16,7 @@ from ..attribute_policy import ModuleAttributePolicy
 from ..errors import BypassCode, BypassReason
 from .slots import Slot, swapped
 from .structure import parts
-from .weight_parts import form_of, is_plain, parts_of, why_unreadable
+from .weight_parts import PLAIN, form_of, is_plain, parts_of, why_unreadable
 
 _FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
@@ -41,14 +41,10 @@ def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[S
 
 def weight_inputs(slots: Iterable[Slot]) -> list[torch.Tensor]:
     """The inputs of a region for the weights in these slots: the parts of each, one after the other."""
-    found: list[torch.Tensor] = []
-    for own, name in slots:
-        weight = own[name]
-        if is_plain(weight):
-            found.append(weight)
-        else:
-            found += parts_of(weight)
-    return found
+    weights = [own[name] for own, name in slots]
+    if PLAIN.issuperset(map(type, weights)):
+        return weights
+    return [part for weight in weights for part in ((weight,) if is_plain(weight) else parts_of(weight))]
 
 
 def weight_layouts(slots: Iterable[Slot]) -> list[str]:
@@ -69,13 +65,11 @@ def _of_plain(weight: torch.Tensor) -> str:
 
 def weight_forms(slots: Iterable[Slot]) -> tuple[tuple[int, str], ...]:
     """The forms of the composite weights in these slots, each with its number; empty if all are plain."""
-    return tuple(
-        [
-            (number, "" if (form := form_of(own[name])) is None else form.text)
-            for number, (own, name) in enumerate(slots)
-            if not is_plain(own[name])
-        ]
-    )
+    weights = [own[name] for own, name in slots]
+    if PLAIN.issuperset(map(type, weights)):
+        return ()
+    forms = [(number, form_of(weight)) for number, weight in enumerate(weights) if not is_plain(weight)]
+    return tuple([(number, "" if form is None else form.text) for number, form in forms])
 
 
 def given_as_inputs(

@@ -16,12 +16,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .gguf_weights import GGUFForm, is_gguf, why_unknown
 from .slots import all_parts
 
-_PLAIN = (torch.nn.Parameter, torch.Tensor)
+PLAIN = frozenset({torch.nn.Parameter, torch.Tensor})  # see `is_plain`
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """True if the tensor is one buffer, and no subclass with a layout of its own."""
-    return type(tensor) in _PLAIN
+    return type(tensor) in PLAIN
 
 
 class WeightForm(Protocol):
@@ -103,7 +103,7 @@ def read_anew(weight: torch.Tensor) -> WeightForm | None:
 def forms_in(module: torch.nn.Module | None) -> list[WeightForm]:
     """The forms of the composite parameters of a module and of all below it; buffers are left out."""
     own = [] if module is None else [part._parameters for part in all_parts(module) if part._parameters]
-    found = [weight for each in own for weight in each.values() if weight is not None and type(weight) not in _PLAIN]
+    found = [weight for each in own for weight in each.values() if weight is not None and type(weight) not in PLAIN]
     return [form for form in map(form_of, found) if form is not None]
 
 

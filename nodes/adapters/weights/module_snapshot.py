@@ -133,7 +133,7 @@ class _Group:
             column = [each[name] for each in mine]
             kinds = set(map(type, column))
             self.is_data = self.is_data and kinds <= _DATA
-            if kinds <= _FIXED:
+            if kinds <= _FIXED or (kinds == {tuple} and _FIXED.issuperset(map(type, chain.from_iterable(column)))):
                 self._plain[name] = column
             elif all(map(_is_plain, column)):  # copies of lists, which may change in place
                 self._plain[name] = [list(value) if type(value) is list else value for value in column]
@@ -211,7 +211,7 @@ def _is_fixed(value: object) -> bool:
         # A class defined in a function may keep that function's variables alive.
         return "<locals>" not in value.__qualname__
     if type(value) is tuple:
-        return all(map(_is_fixed, value))
+        return _FIXED.issuperset(map(type, value)) or all(map(_is_fixed, value))
     return type(value) in _FIXED or isinstance(value, enum.Enum)
 
 
