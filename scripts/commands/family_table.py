@@ -55,7 +55,7 @@ BY_HAND = {
 
 # Networks whose blocks run eagerly, or that no sampler calls, and why.
 LEFT_ALONE = {
-    "seedvr.model.NaDiT": "its blocks get a Cache, which a call fills (bypass `observed_input`)",
+    "seedvr.model.NaDiT": "its blocks pass on what they computed in a Cache; the node says so",
     "wan.ar_model.CausalWanModel": "its blocks keep keys and values of earlier frames in the caller's lists",
     "rt_detr.rtdetr_v4.RTv4": "finds objects; nothing samples with it",
     "depth_anything_3.model.DepthAnything3Net": "estimates depth; nothing samples with it",

@@ -253,6 +253,7 @@ export default {
   "{text}, about {minutes} min, this once": "{text}、約 {minutes} 分、今回のみ",
   "starting the compiler, then {count} regions, {seconds} s": "コンパイラを起動中、続いて {count} リージョン、{seconds} s",
   "another node put {code} in place of the whole network: it runs eagerly": "別のノードがネットワーク全体を {code} に置き換えました：そのまま動きます",
+  "the blocks of SeedVR2 pass on what they computed in a cache: it runs eagerly": "SeedVR2 のブロックは計算結果をキャッシュで受け渡します：そのまま動きます",
   "another node put {code} in place of the whole network": "別のノードがネットワーク全体を {code} に置き換えました",
   "there is no VAE to compile: the checkpoint has none": "コンパイルする VAE がありません：チェックポイントに含まれていません",
   "backend: {why}": "バックエンド：{why}",

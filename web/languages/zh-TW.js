@@ -253,6 +253,7 @@ export default {
   "{text}, about {minutes} min, this once": "{text}，約 {minutes} 分鐘，僅此一次",
   "starting the compiler, then {count} regions, {seconds} s": "正在啟動編譯器，之後 {count} 個區域，{seconds} s",
   "another node put {code} in place of the whole network: it runs eagerly": "另一個節點用 {code} 取代了整個網路：照原樣執行",
+  "the blocks of SeedVR2 pass on what they computed in a cache: it runs eagerly": "SeedVR2 的區塊透過快取傳遞計算結果：照原樣執行",
   "another node put {code} in place of the whole network": "另一個節點用 {code} 取代了整個網路",
   "there is no VAE to compile: the checkpoint has none": "沒有可編譯的 VAE：檢查點中沒有",
   "backend: {why}": "後端：{why}",

@@ -253,6 +253,7 @@ export default {
   "{text}, about {minutes} min, this once": "{text}，约 {minutes} 分钟，仅此一次",
   "starting the compiler, then {count} regions, {seconds} s": "正在启动编译器，之后 {count} 个区域，{seconds} s",
   "another node put {code} in place of the whole network: it runs eagerly": "另一个节点用 {code} 替换了整个网络：按原样运行",
+  "the blocks of SeedVR2 pass on what they computed in a cache: it runs eagerly": "SeedVR2 的块通过缓存传递计算结果：按原样运行",
   "another node put {code} in place of the whole network": "另一个节点用 {code} 替换了整个网络",
   "there is no VAE to compile: the checkpoint has none": "没有可编译的 VAE：检查点中没有",
   "backend: {why}": "后端：{why}",

@@ -9,6 +9,7 @@ from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
 from ..blocks.left_out import names_in
 from ..comfyui import latent_cells, switch
+from ..foreign.core_code import core_name
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass, watched
@@ -17,6 +18,7 @@ from ..sampling.wrappers import wrap_sampling
 from .backend_choice import explain_passthrough, request_for
 
 _NETWORK = "diffusion_model"
+_WITH_A_CACHE = "comfy.ldm.seedvr.model.NaDiT"  # an object with closures, and sizes that are read from the GPU
 
 
 def compile_diffusion_model(
@@ -42,6 +44,11 @@ def compile_diffusion_model(
         reason = Text("another node put {code} in place of the whole network: it runs eagerly", code=code)
         explain_passthrough(reason, node_id)
         count_bypass(reason, is_logged=True)
+        return model
+    if core_name(type(own)) == _WITH_A_CACHE:
+        explain_passthrough(
+            Text("the blocks of SeedVR2 pass on what they computed in a cache: it runs eagerly"), node_id
+        )
         return model
     cell = latent_cells.of_format(getattr(model.model, "latent_format", None))
     request = request_for(backend, model, Role.UNET, node_id, left_out=names_in(leave_out), cell=cell)

@@ -32,6 +32,20 @@ def test_what_is_left_alone_exists(core: SimpleNamespace) -> None:
         assert folder.joinpath(*network.split(".")[:-1]).with_suffix(".py").is_file(), network
 
 
+def test_compile_model_leaves_seedvr2_alone_and_says_so(
+    core: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = importlib.import_module("comfy.ldm.seedvr.model").NaDiT
+    operations = core.comfy.ops.disable_weight_init
+    made = network(
+        1e-5, 2, "swiglu", vid_dim=64, heads=2, head_dim=32, rope_dim=32, device="meta", operations=operations
+    )
+    model = SimpleNamespace(object_patches={}, object_patches_backup={}, model=SimpleNamespace(diffusion_model=made))
+    with caplog.at_level("INFO"):
+        assert core.ours("compile.diffusion_model").compile_diffusion_model(model, "auto") is model
+    assert "the blocks of SeedVR2 pass on what they computed in a cache: it runs eagerly" in caplog.text
+
+
 @pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.granted])
 def test_no_loader_makes_what_the_tests_make_by_hand(core: SimpleNamespace, name: str) -> None:
     model = MODELS[name]
