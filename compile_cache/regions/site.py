@@ -6,7 +6,7 @@ for each region. This module only describes regions; it compiles nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,6 +37,8 @@ class RegionSite:
     attends: False if the function surely computes no attention; then torch's switches of attention are not in its key.
     times: indices of the inputs that follow the noise level alone (see `dependence`). They change nothing of what the
         region computes.
+    others: for the site's first input, sites that other calls of the same block run, each with inputs of a right shape
+        and without contents. A call that waits for nothing leaves these to be compiled too, after all that calls need.
     """
 
     name: str
@@ -48,6 +50,7 @@ class RegionSite:
     structure: str | None = None
     attends: bool = True
     times: tuple[int, ...] = ()
+    others: Callable[[torch.Tensor], Iterable[tuple[RegionSite, list[torch.Tensor]]]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

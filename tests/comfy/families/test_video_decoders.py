@@ -31,6 +31,22 @@ class Bench(CompiledMethod):
         found: tuple[int, int] = self._forward.runner.program("cpu")[0].regions
         return found
 
+    def behind(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Have calls wait for nothing from now on, with no code at first. Returns their queue; nothing works at it."""
+        backend = self._core.inside("backends.registry").get("inductor")
+        parallel = "backends.inductor.parallel"
+        workers = SimpleNamespace(close=lambda: None)
+        queue = self._core.inside(f"{parallel}.compile_queue").CompileQueue(backend.table, workers)
+        behind = self._core.inside(f"{parallel}.behind").CompilesBehind(queue)
+        queue.on_left = lambda: None  # no thread
+        monkeypatch.setattr(queue.held, "plan", lambda *given, **named: True)
+        program = self._forward.runner.program("cpu")[0]
+        monkeypatch.setattr(program, "_behind", behind)
+        monkeypatch.setattr(behind, "advance", lambda *given: None)
+        self._forward.runner._is_behind = True
+        forget_regions(self._core)
+        return queue
+
     def call(self, latent: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             result: torch.Tensor = getattr(self.module, self.decoder.method)(latent.clone(), **self.decoder.arguments)
@@ -66,6 +82,43 @@ def test_each_state_of_its_blocks_compiles_with_the_first_video_that_has_it(
         assert {**counted, "region_calls": 0} == dict.fromkeys(COUNTED, 0), size
     done, total = bench.regions
     assert total - done == bench.decoder.unused
+
+
+@pytest.mark.parametrize("bench", ["Wan 2.1", "Wan 2.2"], indirect=True)
+@pytest.mark.parametrize("first", [(1, 1, 3, 5), (2, 1, 5, 4), FIRST, (1, 2, 9, 6)], ids=str)
+def test_what_other_lengths_need_is_left_with_the_first_decode(
+    core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch, first: tuple[int, ...]
+) -> None:
+    # Without it a video that comes after a picture, or a picture after a video, leaves regions of its own.
+    queue, needed = bench.behind(monkeypatch), 0
+    for size in (first, *SIZES, FIRST):
+        counted = bench.check(*size)
+        assert counted["region_compiles"] == counted["region_calls"] == counted["compile_failures"] == 0
+        foreseen = [wanted.is_foreseen for wanted in queue.waiting.values()]
+        needed = needed or foreseen.count(False)
+        assert len(foreseen) == bench.decoder.compiles, size
+        assert 0 < foreseen.count(False) == needed < len(foreseen)
+    order: list[bool] = []
+    regions = core.inside("backends.inductor.regions.region")
+    made = core.inside("backends.inductor.regions.table").compile_trace
+
+    def make(wanted: Any) -> None:
+        call = queue.waiting.pop(wanted.key[0]).call
+        order.append(wanted.is_foreseen)
+        call.region.add(made(regions.trace_of(call, wanted.general)), lambda: None)
+
+    monkeypatch.setattr(queue, "_trace", make)
+    while queue.do_one():
+        pass
+    assert order == sorted(order), "what a call came to is made first"
+    assert len(order) == bench.decoder.compiles
+    compared = 0
+    for size in (first, *SIZES, FIRST):
+        counted = bench.check(*size)
+        assert counted["region_calls"] > 0
+        assert (queue.left, counted["eager_calls"], counted["compile_failures"]) == (0, 0, 0), size
+        compared += counted["region_compiles"]
+    assert compared == bench.decoder.compiles, "each code that was made is right, and was compared before its first use"
 
 
 @pytest.mark.grid(2)

@@ -93,14 +93,20 @@ class CompileQueue(MadeLater):
         """See `MadeLater`."""
         return region.key in self._need_gpu
 
-    def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
-        """See `MadeLater`."""
+    def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None, is_foreseen: bool = False) -> None:
+        """See `MadeLater`. A call that waits leaves nothing else: its workers end with it."""
         if found is not None:
             self._next_ways.pop((call.region.key, call.static), None)
             return
+        region, key = call.region, call.region.key
+        if is_foreseen:
+            if call.store is not None:
+                self.table.preload(key, call.store)
+            if self.waiter or self.has(region) or key in self._need_gpu or region.compiled or region.failures:
+                return
         self.stats, device = call.stats, call.tensors[0].device
         self.coming.device = device.type
-        if self.is_unable or not self._may_have_workers(call.region.key, device):
+        if self.is_unable or not self._may_have_workers(key, device):
             return
         try:
             if device not in self._settings:
@@ -110,9 +116,9 @@ class CompileQueue(MadeLater):
             if not is_out_of_memory(error):  # the next call leaves it again
                 self._give_up(call, error)
             return
-        wanted = Wanted(copied, self._settings[device], len(call.weights))
+        wanted = Wanted(copied, self._settings[device], len(call.weights), is_foreseen=is_foreseen)
         wanted.way = self._next_ways.pop(wanted.key, 0)
-        self.waiting[call.region.key] = wanted
+        self.waiting[key] = wanted
         if self.waiter is None:
             self.on_left()
 
@@ -172,7 +178,8 @@ class CompileQueue(MadeLater):
                 self._take(wanted, result)
                 break
         else:
-            key = next((key for key, each in self.waiting.items() if self.held.may_serve(each.device)), "")
+            keys = [key for key, each in self.waiting.items() if self.held.may_serve(each.device)]
+            key = min(keys, key=lambda key: self.waiting[key].is_foreseen, default="")
             if key:
                 self._trace(self.waiting[key])
         left = [*self.waiting.values(), *[wanted for _, wanted in self.jobs.values()]]
@@ -263,7 +270,7 @@ class CompileQueue(MadeLater):
 
 def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCall:
     """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
-    site = replace(call.site, module=skeleton_of(call.site.module, policy))
+    site = replace(call.site, module=skeleton_of(call.site.module, policy), others=None)
     kept = replace(call, site=site, weights=(), tensors=without_contents(call.tensors))
     return replace(kept, progress=SilentProgress(), announce=lambda: None)
 

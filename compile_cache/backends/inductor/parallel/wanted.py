@@ -19,7 +19,7 @@ AT_SIZES = 2
 @dataclass(eq=False)
 class Wanted:
     """A call that left a region. settings: see `settings_for`, as it ran. weights: how many the block has. way: the
-    number of its next one in WAYS. was_killed: a worker ended while it had the region.
+    number of its next one in WAYS. was_killed: a worker ended while it had the region. is_foreseen: no call came to it.
     """
 
     call: RegionCall
@@ -27,6 +27,7 @@ class Wanted:
     weights: int
     way: int = 0
     was_killed: bool = False
+    is_foreseen: bool = False
 
     @property
     def key(self) -> tuple[str, Shapes]:

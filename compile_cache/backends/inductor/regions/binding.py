@@ -176,6 +176,8 @@ class RegionBinding:
         inputs = [in_region_format(tensor, dims) for tensor, dims in zip(tensors, site.dims, strict=True)]
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         found = region.by_shapes.get(shapes) or self._resolve(region, site, weights, inputs)
+        if found is None:
+            self._foresee(site, inputs[0])
         if isinstance(found, CompiledRegion) and any(inputs[index] is not tensors[index] for index in found.written):
             found = WRITES_TO_COPY
         if not isinstance(found, CompiledRegion):
@@ -253,6 +255,14 @@ class RegionBinding:
         except Exception as error:  # noqa: BLE001 (`why_failed` raises what has to be raised)
             found = self._failed[region.key, call.shapes] = why_failed(call, error)
         return found
+
+    def _foresee(self, site: RegionSite, x: torch.Tensor) -> None:
+        """Leave to the queue what else the block runs: see `RegionSite.others`."""
+        for other, inputs in site.others(x) if site.others is not None else ():
+            weights = weight_inputs((bound := self._bound(other)).slots)
+            region = self._region(other, bound, weights, inputs)
+            if self._queue is not None and isinstance(region, Region):
+                self._queue.note(self._call(region, other, weights, inputs), None, is_foreseen=True)
 
     def _call(
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]

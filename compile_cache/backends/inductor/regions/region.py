@@ -222,8 +222,8 @@ class MadeLater(Protocol):
         """A call compiles the region itself: nothing else can."""
         ...
 
-    def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None) -> None:
-        """A call came to a region at new sizes. found: what runs there; None: its code has to be made."""
+    def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None, is_foreseen: bool = False) -> None:
+        """A call came to a region at new sizes, or will. found: what runs there; None: its code has to be made."""
         ...
 
 

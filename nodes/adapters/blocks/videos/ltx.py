@@ -52,10 +52,10 @@ def hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[H
 def _residual_block(name: str, block: Any, run: RegionRunner) -> Hook:
     states = States(name, block)
     times: tuple[Dims, ...] = (_TIME,) if block.timestep_conditioning else ()
-    enter = states.add(_ENTER, _enter, (FRAMES, *times))
-    single = states.add(f"{_ENTER} {SINGLE}", _enter, (FIXED_FRAMES, *times))
-    middle = states.add(_MIDDLE, _middle, (FRAMES, *times))
-    leave = states.add(_EXIT, _exit, (FRAMES,))
+    enter = states.get(_ENTER, _enter, (FRAMES, *times))
+    single = states.get(f"{_ENTER} {SINGLE}", _enter, (FIXED_FRAMES, *times))
+    middle = states.get(_MIDDLE, _middle, (FRAMES, *times))
+    leave = states.get(_EXIT, _exit, (FRAMES,))
 
     def forward(input_tensor: torch.Tensor, causal: bool = True, timestep: torch.Tensor | None = None) -> Any:
         x = input_tensor

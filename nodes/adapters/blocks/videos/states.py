@@ -3,12 +3,13 @@
 A block has one site for each state of its protocol, because its code differs there: it may have nothing carried over
 yet, or get a single frame. Height and width are symbols in all of them, and so are frames, unless core's parts of a
 video have few numbers of them. A graph keeps nothing: what a block carries over stays in the caller's list.
+A picture has few of the states: the others compile behind it, where their inputs are known.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,19 +32,29 @@ class States:
         # Now, not at the first call: some blocks keep tensors in attributes while they run.
         self._structure = structure_digest(block, policy=ATTRIBUTES)
         self._sites: dict[str, RegionSite] = {}
+        self._sizes: dict[RegionSite, Sequence[tuple[int, int]]] = {}
 
-    def add(self, state: str, function: Callable[..., Any], dims: Sequence[Dims]) -> RegionSite:
-        """function: gets the block and one tensor for each entry of `dims`. An empty state has the block's own name."""
+    def get(
+        self, state: str, function: Callable[..., Any], dims: Sequence[Dims], sizes: Sequence[tuple[int, int]] = ()
+    ) -> RegionSite:
+        """The site of a state, added if it is not there; an empty state has the block's own name. function: gets the
+        block and a tensor for each entry of `dims`. sizes: their channels (0: the first input's) and frames, if known.
+        """
+        if state in self._sites:
+            return self._sites[state]
         kind = ".".join(filter(None, (type(self.block).__name__, state)))
-        site = RegionSite(
-            self.name, kind, self.block, function, tuple(dims), structure=self._structure, attends=self._attends
-        )
-        self._sites[state] = site
+        own = self._structure, self._attends
+        site = RegionSite(self.name, kind, self.block, function, tuple(dims), (), *own, others=self._others)
+        self._sites[state], self._sizes[site] = site, sizes
         return site
 
-    def get(self, state: str, function: Callable[..., Any], dims: Sequence[Dims]) -> RegionSite:
-        """The site of a state, added if it is not there."""
-        return self._sites.get(state) or self.add(state, function, dims)
+    def _others(self, x: torch.Tensor) -> Iterator[tuple[RegionSite, list[torch.Tensor]]]:
+        """See `RegionSite.others`. None of an encoder's block, which may have states that never come."""
+        batch, own, _, height, width = x.shape
+        for site, sizes in self._sizes.items():
+            if sizes and not self.name.startswith("encoder."):
+                shapes = [(batch, channels or own, frames, height, width) for channels, frames in sizes]
+                yield site, [x.new_empty((1,) * 5).expand(shape) for shape in shapes]
 
     @property
     def sites(self) -> tuple[RegionSite, ...]:
@@ -55,7 +66,7 @@ def by_frames(
 ) -> Hook:
     """The hook of a block that carries nothing over. One frame has code of its own."""
     states = States(name, block, attends)
-    several, single = states.add("", function, (FRAMES,)), states.add(SINGLE, function, (FIXED_FRAMES,))
+    several, single = states.get("", function, (FRAMES,)), states.get(SINGLE, function, (FIXED_FRAMES,))
     return Hook(block, lambda x, *args, **kwargs: run(single if x.shape[2] == 1 else several, x), states.sites)
 
 

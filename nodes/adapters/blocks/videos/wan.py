@@ -69,10 +69,9 @@ def _hooks(vae: torch.nn.Module, part: str, run: RegionRunner, later: list[int],
     for name, block in coder.named_modules(prefix=part):
         mode = getattr(block, "mode", "") if _is_block(block, "Resample") else ""
         if _is_block(block, "ResidualBlock"):
-            places = sum(type(each).__name__ == "CausalConv3d" for each in block.get_submodule("residual").children())
-            found.append(_with_cache(name, block, run, places, later, alone))
+            found.append(_with_cache(name, block, run, _convolutions(block.get_submodule("residual")), later, alone))
         elif mode == "upsample3d":
-            found.append(_with_cache(name, block, run, 1, later, alone))
+            found.append(_with_cache(name, block, run, _convolutions(block), later, alone))
             later = [2] if alone else [2 * frames for frames in later]
         elif mode == "downsample3d":
             found.append(_downsampling_in_time(name, block, run))
@@ -88,6 +87,11 @@ def _is_block(block: torch.nn.Module, kind: str) -> bool:
     return is_core(block, _FIRST_WAN, kind) or is_core(block, _SECOND_WAN, kind)
 
 
+def _convolutions(block: torch.nn.Module) -> list[int]:
+    """The channels that each convolution over frames carries over."""
+    return [each.in_channels for each in block.children() if type(each).__name__ == "CausalConv3d"]  # type: ignore[misc]
+
+
 def _without_cache(
     name: str, block: torch.nn.Module, run: RegionRunner, function: Any, later: list[int], attends: bool = False
 ) -> Hook:
@@ -95,7 +99,7 @@ def _without_cache(
     states = States(name, block, attends)
 
     def site(frames: int) -> RegionSite:
-        return states.get(f"of {frames}", function, (FIXED_FRAMES,))
+        return states.get(f"of {frames}", function, (FIXED_FRAMES,), [(0, frames)])
 
     for frames in {1, *later}:
         site(frames)
@@ -103,20 +107,20 @@ def _without_cache(
 
 
 def _with_cache(
-    name: str, block: torch.nn.Module, run: RegionRunner, places: int, later: list[int], alone: bool
+    name: str, block: torch.nn.Module, run: RegionRunner, channels: list[int], later: list[int], alone: bool
 ) -> Hook:
-    """A block with this many places in the list. A place has two states: empty, or two frames.
+    """A block with a place in the list for each of these channels. A place has two states: empty, or two frames.
 
     later: see `_hooks`. alone: pictures come without a list. Then nothing is copied to be carried over.
     """
-    states = States(name, block)
+    states, places = States(name, block), len(channels)
 
     def without_list(frames: int) -> RegionSite:
-        return states.get(f"{_ALONE} of {frames}", original, (FIXED_FRAMES,))
+        return states.get(f"{_ALONE} of {frames}", original, (FIXED_FRAMES,), [(0, frames)])
 
     def site(state: str, frames: int) -> RegionSite:
-        carried = places if state == _NEXT else 0
-        return states.get(f"{state} of {frames}", bound(_run, places, state), (FIXED_FRAMES,) * (1 + carried))
+        sizes = [(0, frames), *[(count, _CARRIED) for count in channels if state == _NEXT]]
+        return states.get(f"{state} of {frames}", bound(_run, places, state), (FIXED_FRAMES,) * len(sizes), sizes)
 
     doubles = type(block).__name__ == "Resample"
     if alone or doubles:
@@ -204,9 +208,9 @@ def _downsampling_in_time(name: str, block: torch.nn.Module, run: RegionRunner) 
     def halved(x: torch.Tensor, before: torch.Tensor) -> Any:
         return run(states.get(f"next of {x.shape[2]}", _halved, (FIXED_FRAMES, _SMALLER)), x, before)
 
-    states.add("first of 1", original, (FIXED_FRAMES,))
+    states.get("first of 1", original, (FIXED_FRAMES,))
     for frames in (2,) if holds_back else (2, 4):
-        states.add(f"next of {frames}", _halved, (FIXED_FRAMES, _SMALLER))
+        states.get(f"next of {frames}", _halved, (FIXED_FRAMES, _SMALLER))
 
     def forward(x: torch.Tensor, feat_cache: Any = None, feat_idx: Any = None, final: bool = False) -> Any:
         if feat_cache is None:

@@ -28,10 +28,25 @@ from compile_cache.backends.inductor.parallel.failures import (
 )
 from compile_cache.backends.inductor.parallel.wanted import Wanted
 from compile_cache.backends.inductor.regions import region
+from compile_cache.regions.site import Hook, HookBuilder, RegionSite
 from compile_cache.regions.skeleton import skeleton_of
 
 from .....programs import run_python
-from ....rig import TOLERANCE, Block, Model, Rig, Stopper, inputs, seeded, tokens
+from ....rig import (
+    TOKENS,
+    TOLERANCE,
+    Block,
+    Convolution,
+    Model,
+    Rig,
+    Stopper,
+    inputs,
+    original,
+    random,
+    relative_error,
+    seeded,
+    tokens,
+)  # fmt: skip
 from .behind_rig import Behind
 
 
@@ -174,6 +189,61 @@ def test_code_that_cannot_be_made_is_tried_another_way(rig: Behind) -> None:
     rig.call(bound, tokens())
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert rig.call(bound, tokens()) <= TOLERANCE
+
+
+def in_two_states(module: Any) -> HookBuilder:
+    """Hooks of a block that computes something else for an odd number of tokens; each state knows of the other."""
+
+    def twice(block: Any, x: torch.Tensor) -> torch.Tensor:
+        return original(block, original(block, x))
+
+    def others(x: torch.Tensor) -> list[tuple[RegionSite, list[torch.Tensor]]]:
+        return [(site, [x.new_empty((1, 1, 1)).expand(x.shape)]) for site in sites]
+
+    sites = [
+        RegionSite("block", "Block.even", module, original, (TOKENS,), others=others),
+        RegionSite("block", "Block.odd", module, twice, (TOKENS,), others=others),
+    ]
+
+    def build(run: Any, bypass: Any) -> list[Hook]:
+        return [Hook(module, lambda x: run(sites[x.shape[1] % 2], x), tuple(sites))]
+
+    return build
+
+
+def test_what_other_calls_of_a_block_need_is_made_after_all_that_calls_came_to(rig: Behind) -> None:
+    module, other = seeded(Block), seeded(Convolution)
+    bound = rig.bind(module, in_two_states(module))
+    with torch.inference_mode():
+        expected = module(module(tokens(5)))
+    rig.call(bound, tokens(4))
+    rig.call(rig.bind(other), random(2, 8, 6, 6))
+    waiting = list(rig.queue.waiting.values())
+    assert [wanted.is_foreseen for wanted in waiting] == [False, True, False]
+    assert all(wanted.call.site.others is None for wanted in waiting), "it would hold the block with its weights"
+    rig.leave(bound, tokens(4))
+    rig.leave(bound, tokens(4))
+    made = [rig.workers.finish().label for _ in range(3)]
+    assert made == ["Block.even", "Convolution", "Block.odd"]
+    rig.leave(bound, tokens(4))
+    rig.leave(bound, tokens(4))
+    assert rig.queue.left == 0
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert relative_error(rig.answer(bound, tokens(5)), expected) <= TOLERANCE
+
+
+def test_a_call_that_waits_leaves_only_what_it_came_to(rig: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, left, copy = seeded(Block), [], compile_queue._without_model
+
+    def noted(call: Any, policy: Any) -> Any:
+        left.append(call.site.kind)
+        return copy(call, policy)
+
+    monkeypatch.setattr(compile_queue, "_without_model", noted)
+    bound = rig.bind(module, in_two_states(module))
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        bound(tokens(4))
+    assert (left, rig.queue.left, rig.workers.ended) == (["Block.even"], 0, 0)
 
 
 @pytest.mark.parametrize("error", [NotCompiledError("it does not lower"), HungError("no answer")])
