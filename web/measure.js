@@ -4,6 +4,7 @@
 // are repeated, because a busy machine slows a single one by more than the difference. The prompts come from the front end.
 // Nothing is written: the nodes that save are left out, and Measure takes the pictures. What is before our nodes stays in
 // ComfyUI's cache.
+import { nodesById } from "./graph.js";
 import { showResult } from "./node_text.js";
 import { setSwitch, switchedNodes } from "./switch.js";
 
@@ -105,6 +106,7 @@ export class Measure {
   // Runs the prompts. say: shows a sentence. Returns what the server keeps: {text, words, ...}.
   async run(say) {
     const { t } = this;
+    const { id: workflow } = this.app.graph;
     const { output } = await this.app.graphToPrompt();
     const made = measuredPrompt(output, this.category, t);
     this.number = String(Date.now());
@@ -121,9 +123,11 @@ export class Measure {
         if (arm === ON) promptId = id;
         if (index === FIRST_PAIR - 1) runs = schedule(pairsFor(took[ON][0] + took[OFF][0]));
       }
-      const body = { measure: this.number, prompt_id: promptId, seconds: took[ON], stock_seconds: took[OFF] };
+      const nodes = Object.keys(output).filter((id) => MODELS.has(output[id].class_type));
+      const seconds = { seconds: took[ON], stock_seconds: took[OFF] };
+      const body = { measure: this.number, prompt_id: promptId, ...seconds, workflow, nodes };
       const found = await this.live.post("/resolute/measurements", body);
-      this.show(found, switchedNodes(output, this.category));
+      if (this.app.graph.id === workflow) this.show(found, new Set(nodes));
       return found;
     } catch (error) {
       await this.live.post("/resolute/measurements", { measure: this.number }).catch(() => null); // forget the pictures
@@ -141,10 +145,10 @@ export class Measure {
       : t("Measuring: prompt {number} of {count}, {name}.", { number, count, name });
   }
 
-  // On the nodes that compile a model. ids: of a prompt.
+  // ids: of the nodes of a prompt that compile a model.
   show(found, ids) {
-    for (const node of ids.map((id) => this.app.graph.getNodeById(Number(id))).filter(Boolean))
-      if (MODELS.has(node.comfyClass)) showResult(node, { text: [found.text], resolute_words: [found.words] }, this.t);
+    for (const [id, node] of nodesById(this.app.graph))
+      if (ids.has(id)) showResult(node, { text: [found.text], resolute_words: [found.words] }, this.t);
   }
 
   async cancel() {

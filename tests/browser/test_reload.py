@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,20 @@ def test_nodes_keep_their_texts_over_a_reload_and_follow_the_switch(page: FrontE
     assert page.texts()["Compile Model"] == ""
     page.load({**saved, "id": None}, "other")
     assert page.texts()["Compile Model"] == ""
+
+
+def test_a_result_of_measure_is_on_its_node_after_a_reload(page: FrontEnd) -> None:
+    page.load_prompt(compiled(width=128, height=104))
+    page.load(page.page.evaluate(SAVED), "measured")  # as a file, which has an id
+    page.open_panel()
+    page.page.locator("[data-action=measure]").click()
+    page.page.locator(".resolute-said", has_text="same picture").wait_for(timeout=300_000)
+    result = page.texts()["Compile Model"]
+    saved = page.page.evaluate(SAVED)
+    page.load(EMPTY, "empty")
+    page.load_page()
+    page.load(saved, "saved")
+    page.page.wait_for_function(SHOWS, arg=f"{result}, measured on {datetime.date.today()}")
 
 
 def test_nodes_that_are_added_are_in_colour_and_in_view_and_their_sentence_goes_with_them(
