@@ -15,6 +15,8 @@ const OFF = "off";
 const ENOUGH_SECONDS = 10; // of prompts that count
 const MOST_PAIRS = 8;
 const FIRST_PAIR = 4; // prompts
+const MOST_WAITS = 5; // for the code of a model and of its decoder, which is asked for later
+const LOOK_MS = 1000; // the server tells twice a second what is being compiled
 
 const inputTypes = (node) => Object.values({ ...node?.input?.required, ...node?.input?.optional }).map((each) => each[0]);
 const isLink = (value) => Array.isArray(value) && value.length === 2 && typeof value[1] === "number";
@@ -118,7 +120,9 @@ export class Measure {
       for (let index = 0; index < runs.length; index += 1) {
         const { arm, counts } = runs[index];
         say(this.progress(index + 1, runs.length, arm, took[OFF].length > 0));
-        const { id, seconds } = await this.once(made, arm, index);
+        let { id, seconds } = await this.once(made, arm, index);
+        for (let wait = 1; !counts && wait <= MOST_WAITS && (await this.waited(id, say)); wait += 1)
+          ({ id, seconds } = await this.once(made, arm, `${index}.${wait}`));
         if (counts) took[arm].push(seconds);
         if (arm === ON) promptId = id;
         if (index === FIRST_PAIR - 1) runs = schedule(pairsFor(took[ON][0] + took[OFF][0]));
@@ -143,6 +147,17 @@ export class Measure {
     return repeats
       ? t("Short prompts are measured several times: {number} of {count}, {name}.", { number, count, name })
       : t("Measuring: prompt {number} of {count}, {name}.", { number, count, name });
+  }
+
+  // Waits until all is compiled, if the calls of a prompt had to run ComfyUI's own blocks. False if they had not.
+  async waited(id, say) {
+    const ran = this.live.runs.filter((run) => run.prompt_id === id).flatMap((run) => run.segments);
+    if (!ran.some(({ kind }) => kind === "originals")) return false;
+    do {
+      say(this.t("The blocks are still being compiled. The measurement goes on after that."));
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    } while (this.live.coming && !this.cancelled);
+    return true;
   }
 
   // ids: of the nodes of a prompt that compile a model.

@@ -34,8 +34,13 @@ def test_a_kind_that_was_never_measured_takes_as_long_as_others() -> None:
 
 @pytest.mark.parametrize(
     ("name", "at_once"),
-    [("cpu-first-prompts", 1), ("cpu-first-prompts-restart", 1), ("h100-first-prompts-sdxl-restart", 4)]
-    + [("h100-first-prompts-sdxl-again", 4), ("h100-first-prompts-sdxl-free-8", 4)],
+    [
+        ("cpu-first-prompts", 1),
+        ("cpu-first-prompts-restart", 1),
+        ("h100-first-prompts-sdxl-again", 4),
+        ("h100-first-prompts-sdxl-free-8", 4),
+        ("h100-first-prompts-sdxl-restart", 4),
+    ],
 )
 def test_a_rough_estimate_is_that_of_the_raw_files(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_seconds, "_AT_ONCE", at_once)
