@@ -110,7 +110,7 @@ export class Measure {
     const { t } = this;
     const { id: workflow } = this.app.graph;
     const { output } = await this.app.graphToPrompt();
-    const made = measuredPrompt(output, this.category, t);
+    const made = { ...measuredPrompt(output, this.category, t), workflow };
     this.number = String(Date.now());
     this.cancelled = false;
     try {
@@ -187,7 +187,8 @@ export class Measure {
     ended.catch(() => null); // awaited later
     try {
       if (!this.cancelled) {
-        const answer = await this.live.post("/prompt", { prompt, ...(id ? { prompt_id: id } : {}), client_id: this.live.api.clientId });
+        const extra_data = { resolute_workflow: made.workflow }; // for the texts after a reload
+        const answer = await this.live.post("/prompt", { prompt, extra_data, ...(id ? { prompt_id: id } : {}), client_id: this.live.api.clientId });
         this.promptId = id = answer.prompt_id;
       }
       if (this.cancelled) await this.cancel();

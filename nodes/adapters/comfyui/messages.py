@@ -71,7 +71,7 @@ def _running_workflow() -> str:
         value: Any = extra
         for name in ("extra_pnginfo", "workflow", "id"):
             value = value.get(name) if isinstance(value, dict) else None
-        return str(value or "")
+        return str(value or extra.get("resolute_workflow") or "")  # the latter in prompts of Measure against stock
     return ""
 
 

@@ -65,10 +65,13 @@ def test_the_nodes_of_its_workflow_show_the_result_after_a_reload_and_odd_names_
     measured: ModuleType,
 ) -> None:
     measured.messages._latest.clear()
+    for arm in ("on", "off"):
+        measured.keep_picture("1", arm, PICTURE)
     found = measured.finish(body(workflow="w", nodes=["8", "12:3"]))
     kept = measured.messages.latest_texts()
     assert list(kept) == ["w"] and list(kept["w"]) == ["8", "12:3"]
-    assert kept["w"]["8"]["text"] == f"1024x1024: 1.1 s, 2.9x stock (3.2 s), measured on {found.date}"
+    picture = "same picture (largest difference 0 of 255)"
+    assert kept["w"]["8"]["text"] == f"1024x1024: 1.1 s, 2.9x stock (3.2 s), {picture}, measured on {found.date}"
     measured.messages._latest.clear()
     for odd in ({"nodes": ["8"]}, {"workflow": None, "nodes": ["8"]}, {"workflow": "w", "nodes": 8}, {"workflow": "w"}):
         measured.finish(body(**odd))
