@@ -68,10 +68,11 @@ def _running_workflow() -> str:
     """The id of the workflow whose prompt runs; empty where there is none, or a prompt came without it."""
     running = getattr(getattr(_server(), "prompt_queue", None), "currently_running", {})
     for _, _, _, extra, *_ in list(running.values()):
+        measured = extra.get("resolute_workflow") if isinstance(extra, dict) else None  # by Measure against stock
         value: Any = extra
         for name in ("extra_pnginfo", "workflow", "id"):
             value = value.get(name) if isinstance(value, dict) else None
-        return str(value or extra.get("resolute_workflow") or "")  # the latter in prompts of Measure against stock
+        return str(value or measured or "")
     return ""
 
 

@@ -79,6 +79,23 @@ def test_the_nodes_of_its_workflow_show_the_result_after_a_reload_and_odd_names_
     assert measured.messages.latest_texts() == {}
 
 
+@pytest.mark.parametrize(
+    ("extra", "workflow"),
+    [
+        ({"extra_pnginfo": {"workflow": {"id": "w"}}, "resolute_workflow": "of a measure"}, "w"),
+        ({"resolute_workflow": "of a measure"}, "of a measure"),
+        ({"extra_pnginfo": [1]}, ""),
+        (["resolute_workflow"], ""),
+    ],
+)
+def test_a_prompt_of_a_measure_names_its_workflow_and_odd_data_name_none(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, extra: Any, workflow: str
+) -> None:
+    server = SimpleNamespace(prompt_queue=SimpleNamespace(currently_running={1: (0, "p", {}, extra, [])}))
+    monkeypatch.setattr(measured.messages, "_server", lambda: server)
+    assert measured.messages._running_workflow() == workflow
+
+
 def test_another_picture_is_called_so_and_without_one_no_difference_is_said(measured: ModuleType) -> None:
     measured.keep_picture("1", "on", PICTURE)
     measured.keep_picture("1", "off", 1 - PICTURE)
