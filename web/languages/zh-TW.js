@@ -177,7 +177,7 @@ export default {
   "ready in about {time}, {doing} as ComfyUI does until then": "約 {time} 後就緒，在此之前由 ComfyUI 照原樣{doing}",
   "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "在這類顯示卡上，大型模型的 {format} 檔案速度約為 bf16 的 {times} 倍（docs/formats.md）。",
   "their code has just come": "它們的程式碼剛剛就緒",
-  "faster from here on: {count} regions": "從現在起更快：{count} 個區域",
+  "compiled from here on: {count} regions": "從現在起已編譯：{count} 個區域",
   "{done} of {total} regions compiled, ready in about {time}": "已編譯 {done} / {total} 個區域，約 {time} 後就緒",
   "{count} not compiled yet": "{count} 次尚未編譯",
   "ran uncompiled": "未編譯執行",

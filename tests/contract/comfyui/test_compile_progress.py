@@ -128,7 +128,7 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     assert texts.empty() and counts.empty()
     again.begin_run()
     again.has_come(14)
-    assert (again.came, again.is_waiting, shown[-1]) == (14, False, "faster from here on: 14 regions")
+    assert (again.came, again.is_waiting, shown[-1]) == (14, False, "compiled from here on: 14 regions")
     assert not module.CompileProgress("8", "sampling", lambda: 0.0).is_waiting
 
 
