@@ -4,6 +4,7 @@
 // are repeated, because a busy machine slows a single one by more than the difference. The prompts come from the front end.
 // Nothing is written: the nodes that save are left out, and Measure takes the pictures. What is before our nodes stays in
 // ComfyUI's cache.
+import { nodesById } from "./graph.js";
 import { showResult } from "./node_text.js";
 import { setSwitch, switchedNodes } from "./switch.js";
 
@@ -14,6 +15,8 @@ const OFF = "off";
 const ENOUGH_SECONDS = 10; // of prompts that count
 const MOST_PAIRS = 8;
 const FIRST_PAIR = 4; // prompts
+const MOST_WAITS = 5; // for the code of a model and of its decoder, which is asked for later
+const LOOK_MS = 1000; // the server tells twice a second what is being compiled
 
 const inputTypes = (node) => Object.values({ ...node?.input?.required, ...node?.input?.optional }).map((each) => each[0]);
 const isLink = (value) => Array.isArray(value) && value.length === 2 && typeof value[1] === "number";
@@ -105,8 +108,9 @@ export class Measure {
   // Runs the prompts. say: shows a sentence. Returns what the server keeps: {text, words, ...}.
   async run(say) {
     const { t } = this;
+    const { id: workflow } = this.app.graph;
     const { output } = await this.app.graphToPrompt();
-    const made = measuredPrompt(output, this.category, t);
+    const made = { ...measuredPrompt(output, this.category, t), workflow };
     this.number = String(Date.now());
     this.cancelled = false;
     try {
@@ -116,14 +120,18 @@ export class Measure {
       for (let index = 0; index < runs.length; index += 1) {
         const { arm, counts } = runs[index];
         say(this.progress(index + 1, runs.length, arm, took[OFF].length > 0));
-        const { id, seconds } = await this.once(made, arm, index);
+        let { id, seconds } = await this.once(made, arm, index);
+        for (let wait = 1; !counts && wait <= MOST_WAITS && (await this.waited(id, say)); wait += 1)
+          ({ id, seconds } = await this.once(made, arm, `${index}.${wait}`));
         if (counts) took[arm].push(seconds);
         if (arm === ON) promptId = id;
         if (index === FIRST_PAIR - 1) runs = schedule(pairsFor(took[ON][0] + took[OFF][0]));
       }
-      const body = { measure: this.number, prompt_id: promptId, seconds: took[ON], stock_seconds: took[OFF] };
+      const nodes = Object.keys(output).filter((id) => MODELS.has(output[id].class_type));
+      const seconds = { seconds: took[ON], stock_seconds: took[OFF] };
+      const body = { measure: this.number, prompt_id: promptId, ...seconds, workflow, nodes };
       const found = await this.live.post("/resolute/measurements", body);
-      this.show(found, switchedNodes(output, this.category));
+      if (this.app.graph.id === workflow) this.show(found, new Set(nodes));
       return found;
     } catch (error) {
       await this.live.post("/resolute/measurements", { measure: this.number }).catch(() => null); // forget the pictures
@@ -141,10 +149,21 @@ export class Measure {
       : t("Measuring: prompt {number} of {count}, {name}.", { number, count, name });
   }
 
-  // On the nodes that compile a model. ids: of a prompt.
+  // Waits until all is compiled, if the calls of a prompt had to run ComfyUI's own blocks. False if they had not.
+  async waited(id, say) {
+    const ran = this.live.runs.filter((run) => run.prompt_id === id).flatMap((run) => run.segments);
+    if (!ran.some(({ kind }) => kind === "originals")) return false;
+    do {
+      say(this.t("The blocks are still being compiled. The measurement goes on after that."));
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    } while (this.live.coming && !this.cancelled);
+    return true;
+  }
+
+  // ids: of the nodes of a prompt that compile a model.
   show(found, ids) {
-    for (const node of ids.map((id) => this.app.graph.getNodeById(Number(id))).filter(Boolean))
-      if (MODELS.has(node.comfyClass)) showResult(node, { text: [found.text], resolute_words: [found.words] }, this.t);
+    for (const [id, node] of nodesById(this.app.graph))
+      if (ids.has(id)) showResult(node, { text: [found.text], resolute_words: [found.words] }, this.t);
   }
 
   async cancel() {
@@ -168,7 +187,8 @@ export class Measure {
     ended.catch(() => null); // awaited later
     try {
       if (!this.cancelled) {
-        const answer = await this.live.post("/prompt", { prompt, ...(id ? { prompt_id: id } : {}), client_id: this.live.api.clientId });
+        const extra_data = { resolute_workflow: made.workflow }; // for the texts after a reload
+        const answer = await this.live.post("/prompt", { prompt, extra_data, ...(id ? { prompt_id: id } : {}), client_id: this.live.api.clientId });
         this.promptId = id = answer.prompt_id;
       }
       if (this.cancelled) await this.cancel();

@@ -17,7 +17,7 @@ const TWO_RESULTS = 4; // of the model and the VAE, or of the encoder and the de
 
 // Lines of text that a node shows without scrolling.
 const LINES = {
-  ResoluteCompileModel: STATUS,
+  ResoluteCompileModel: 4, // what was measured needs two or three lines below a result
   ResoluteCompileVAE: TWO_RESULTS,
   ResoluteCompileVAEDecode: STATUS,
   ResoluteCompileControlNet: STATUS,

@@ -179,7 +179,7 @@ def sides_in(text: str) -> tuple[int, int] | None:
 
 def came_text(regions: int) -> Text:
     """Said once a call ran all of a model's regions, after calls that ran originals in place of them."""
-    return Text("faster from here on: {count} regions", count=regions)
+    return Text("compiled from here on: {count} regions", count=regions)
 
 
 def time_text(seconds: float) -> str:

@@ -13,8 +13,9 @@ from statistics import fmean
 from .tuner import Tuner
 
 START = "start"  # what the first compile of a process takes longer than others of its kind
-# Before anything was measured: seconds of a region, and how many compile at once.
-_ROUGH, _AT_ONCE = 8.0, min(max((os.cpu_count() or 1) - 2, 1), 8)
+# Before anything was measured: seconds of a region, those before the first one begins, and how many compile at once.
+# The first two are the middle of SDXL's seven files benchmarks/results/*-first-prompts-*.json, on an H100 and a CPU.
+_REGION, _BEGIN, _AT_ONCE = 4.0, 18.0, min(max((os.cpu_count() or 1) - 2, 1), 8)
 _NEW = 0.3  # weight of a new measurement: machines get busier, and less busy
 
 
@@ -40,7 +41,7 @@ class CompileSeconds:
         nothing was measured here yet. A kind that was not takes as long as others.
         """
         known = dict(self._tuner.on(self._machine))
-        start = known.pop(START, _ROUGH) if is_first else 0.0
+        start = known.pop(START, _BEGIN) if is_first else 0.0
         known.pop(START, None)
-        usual = fmean(known.values()) if known else _ROUGH / _AT_ONCE
+        usual = fmean(known.values()) if known else _REGION / _AT_ONCE
         return start + sum(known.get(kind, usual) for kind in kinds), not known

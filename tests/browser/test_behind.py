@@ -24,10 +24,10 @@ from .prompts import compiled
 
 pytestmark = pytest.mark.browser
 
-READY_IN = re.compile(r"ready in about \d+ s, sampling as ComfyUI does until then")
-COUNTED = re.compile(r"^\d+ of \d+ regions compiled, ready in about \d+ s$")
+READY_IN = re.compile(r"ready in about \d+ (s|min), sampling as ComfyUI does until then")
+COUNTED = re.compile(r"^\d+ of \d+ regions compiled, ready in about \d+ (s|min)$")
 READY = re.compile(r"^Resolute: ready$")
-FASTER = re.compile(r"^144x112: faster from here on: (\d+) regions?, [\d.]+ m?s/step$")
+FASTER = re.compile(r"^144x112: compiled from here on: (\d+) regions?, [\d.]+ m?s/step$")
 VARIABLE = "RESOLUTE_COMPILE"
 MOST_SECONDS = 400  # until all regions of the small model are there, on a slow machine
 

@@ -84,6 +84,22 @@ def test_short_prompts_are_measured_in_turn_until_ten_seconds_or_eight_pairs(pag
     assert all(letters[2][index - 1].upper() == each for index, each in enumerate(letters[2]) if each.isupper())
 
 
+def test_it_waits_for_code_that_is_compiled_behind_its_first_prompt(page: FrontEnd) -> None:
+    script = f"""async () => {{
+        const {{ Measure }} = await import('/extensions/{PACK_NAME}/measure.js');
+        const runs = ['originals', 'regions'].map(kind => ({{ prompt_id: kind, segments: [{{ kind }}] }}));
+        const live = {{ runs, coming: {{ left: 3 }} }}, said = [];
+        const measure = new Measure(app, live, (text) => text);
+        setTimeout(() => (live.coming = null), 1500);
+        const begun = performance.now();
+        const answers = [await measure.waited('regions'), await measure.waited('originals', (text) => said.push(text))];
+        return [answers, said, performance.now() - begun > 1400];
+    }}"""
+    answers, said, has_waited = page.page.evaluate(script)
+    assert (answers, has_waited) == ([False, True], True)
+    assert set(said) == {"The blocks are still being compiled. The measurement goes on after that."}
+
+
 @pytest.mark.long
 def test_the_demos_model_is_measured_whole(page: FrontEnd, server: ComfyServer, screenshots: Path) -> None:
     """A trained model, whose pictures are no noise: two times, and a difference that nobody sees."""

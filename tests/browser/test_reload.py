@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,26 @@ def test_nodes_keep_their_texts_over_a_reload_and_follow_the_switch(page: FrontE
     assert page.texts()["Compile Model"] == ""
     page.load({**saved, "id": None}, "other")
     assert page.texts()["Compile Model"] == ""
+
+
+def test_a_result_of_measure_is_on_its_node_after_a_reload(page: FrontEnd) -> None:
+    prompt = compiled(width=128, height=104)
+    prompt["9"] = node("ResoluteCompileVAEDecode", vae=["1", 2], backend="eager")
+    prompt["6"]["inputs"]["vae"] = ["9", 0]
+    page.load_prompt(prompt)
+    page.load(page.page.evaluate(SAVED), "measured")  # as a file, which has an id
+    page.open_panel()
+    page.page.locator("[data-action=measure]").click()
+    page.page.locator(".resolute-said", has_text="same picture").wait_for(timeout=300_000)
+    texts = page.texts()
+    assert texts["Compile VAE Decode"].startswith("128x104: ")
+    saved = page.page.evaluate(SAVED)
+    page.load(EMPTY, "empty")
+    page.load_page()
+    page.load(saved, "saved")
+    page.page.wait_for_function(SHOWS, arg=f"{texts['Compile Model']}, measured on {datetime.date.today()}")
+    assert page.cut_texts() == []
+    assert page.texts()["Compile VAE Decode"] == texts["Compile VAE Decode"]
 
 
 def test_nodes_that_are_added_are_in_colour_and_in_view_and_their_sentence_goes_with_them(

@@ -51,6 +51,11 @@ def rounded(seconds: float) -> int:
     return max(step * round(seconds / step), 1)
 
 
+def _about(seconds: float) -> str:
+    """The same with its unit: "25 s", from two minutes on "3 min"."""
+    return f"{rounded(seconds)} s" if seconds < 120 else f"{round(seconds / 60)} min"
+
+
 def _tick() -> None:
     """The life of the thread: until nothing is left and no run waits."""
     global _ticker
@@ -59,7 +64,7 @@ def _tick() -> None:
     look = threading.Event()
     while not look.wait(_TICK):
         found = [registry.get(name).coming() for name in registry.NAMES]
-        left, seconds = sum(each[0] for each in found), rounded(max(each[1] for each in found))
+        left, time = sum(each[0] for each in found), _about(max(each[1] for each in found))
         total, before = total + max(left - before, 0), left
         with _lock:
             if not prompt_runs():
@@ -68,13 +73,13 @@ def _tick() -> None:
                 _ticker = None
                 break
             for part in _waiting if left else ():
-                values = {"seconds": seconds, "doing": part[1]}
-                text = Text("ready in about {seconds} s, {doing} as ComfyUI does until then", **values)
+                values = {"time": time, "doing": part[1]}
+                text = Text("ready in about {time}, {doing} as ComfyUI does until then", **values)
                 if shown.get(part) != text:
                     shown[part] = text
                     show_on_node(text, part[0])
-        counts = {"done": total - left, "total": total, "seconds": seconds}
-        text = Text("{done} of {total} regions compiled, ready in about {seconds} s", **counts)
+        counts = {"done": total - left, "total": total, "time": time}
+        text = Text("{done} of {total} regions compiled, ready in about {time}", **counts)
         if left and shown.get(None) != text:
             shown[None] = text
             broadcast("coming", left=left, text=text, words=words_of(text))

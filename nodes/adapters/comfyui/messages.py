@@ -29,14 +29,14 @@ def show_on_node(text: str, node_id: str | None) -> None:
         if isinstance(text, Text):
             broadcast("text", text=text, words=text.words)
         server.send_progress_text(text, node_id)
-        _keep(text, node_id)
+        keep(text, node_id, _running_workflow())
 
 
 def on_node(*texts: str) -> dict[str, Any]:
     """The `ui` of the node that runs, which shows these texts, with their words."""
     context = getattr(sys.modules.get("comfy_execution.utils"), "get_executing_context", lambda: None)()
     if context is not None:
-        _keep(Text.joined("\n", texts), context.node_id)
+        keep(Text.joined("\n", texts), context.node_id, _running_workflow())
     return {"text": texts, "resolute_words": tuple(words_of(text) for text in texts)}
 
 
@@ -55,10 +55,9 @@ def latest_texts() -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def _keep(text: str, node_id: str) -> None:
-    """Keep a text for `latest_texts`, if the prompt that runs came with its workflow."""
-    workflow = _running_workflow()
-    if workflow:
+def keep(text: str, node_id: str, workflow: str) -> None:
+    """Keep a text for `latest_texts`. workflow: its id; nothing is kept of one without."""
+    if workflow and workflow != _NO_ID:
         _latest.pop((workflow, node_id), None)
         _latest[workflow, node_id] = {"text": text, "words": words_of(text)}
         if len(_latest) > _KEPT:
@@ -69,10 +68,11 @@ def _running_workflow() -> str:
     """The id of the workflow whose prompt runs; empty where there is none, or a prompt came without it."""
     running = getattr(getattr(_server(), "prompt_queue", None), "currently_running", {})
     for _, _, _, extra, *_ in list(running.values()):
+        measured = extra.get("resolute_workflow") if isinstance(extra, dict) else None  # by Measure against stock
         value: Any = extra
         for name in ("extra_pnginfo", "workflow", "id"):
             value = value.get(name) if isinstance(value, dict) else None
-        return str(value) if value and value != _NO_ID else ""
+        return str(value or measured or "")
     return ""
 
 

@@ -22,6 +22,7 @@ from ....compile_cache.choices.tuner import Tuner
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import VAE_ROLES, WHOLE_DIFFUSION_MODEL
 from ....compile_cache.texts import Text
+from ..comfyui import messages
 from ..process import runtime
 from . import runs
 from .image_comparison import LEVELS
@@ -122,8 +123,8 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
     """Compare the pictures of a measure, and keep its result. Its pictures are forgotten.
 
     body: `measure`, and `prompt_id`, `seconds` and `stock_seconds` unless it was cancelled: then None comes back. The
-    last two are lists, with the seconds of each prompt. Raises UserError for a body without them, and if nothing ran
-    compiled in the prompt with that id.
+    last two are lists, with the seconds of each prompt. `nodes` of the `workflow` with that id show the result, also
+    after a reload. Raises UserError for a body without seconds, and if nothing ran compiled in the prompt with that id.
     """
     measure = str(body.get("measure", ""))
     pair = [_pictures.pop((measure, arm), []) for arm in (ON, OFF)]
@@ -153,6 +154,10 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
         bypass=next(iter(run["bypasses"]), ""),
     )
     _kept().set(found.device, (found.structure, found.size), found)
+    nodes = body.get("nodes")
+    for node in nodes if isinstance(nodes, list) else ():
+        text = Text("{figure}, measured on {date}", figure=found.plain()["text"], date=found.date)
+        messages.keep(text, str(node), str(body.get("workflow") or ""))
     return found
 
 

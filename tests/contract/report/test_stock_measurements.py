@@ -61,6 +61,41 @@ def test_the_result_says_seconds_ratio_and_difference(measured: ModuleType) -> N
     assert [each["text"] for each in measured.here()] == [f"1024x1024: {found.result()}"]
 
 
+def test_the_nodes_of_its_workflow_show_the_result_after_a_reload_and_odd_names_keep_nothing(
+    measured: ModuleType,
+) -> None:
+    measured.messages._latest.clear()
+    for arm in ("on", "off"):
+        measured.keep_picture("1", arm, PICTURE)
+    found = measured.finish(body(workflow="w", nodes=["8", "12:3"]))
+    kept = measured.messages.latest_texts()
+    assert list(kept) == ["w"] and list(kept["w"]) == ["8", "12:3"]
+    picture = "same picture (largest difference 0 of 255)"
+    assert kept["w"]["8"]["text"] == f"1024x1024: 1.1 s, 2.9x stock (3.2 s), {picture}, measured on {found.date}"
+    measured.messages._latest.clear()
+    for odd in ({"nodes": ["8"]}, {"workflow": None, "nodes": ["8"]}, {"workflow": "w", "nodes": 8}, {"workflow": "w"}):
+        measured.finish(body(**odd))
+    measured.finish(body(workflow="00000000-0000-0000-0000-000000000000", nodes=["8"]))  # loaded as a prompt
+    assert measured.messages.latest_texts() == {}
+
+
+@pytest.mark.parametrize(
+    ("extra", "workflow"),
+    [
+        ({"extra_pnginfo": {"workflow": {"id": "w"}}, "resolute_workflow": "of a measure"}, "w"),
+        ({"resolute_workflow": "of a measure"}, "of a measure"),
+        ({"extra_pnginfo": [1]}, ""),
+        (["resolute_workflow"], ""),
+    ],
+)
+def test_a_prompt_of_a_measure_names_its_workflow_and_odd_data_name_none(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, extra: Any, workflow: str
+) -> None:
+    server = SimpleNamespace(prompt_queue=SimpleNamespace(currently_running={1: (0, "p", {}, extra, [])}))
+    monkeypatch.setattr(measured.messages, "_server", lambda: server)
+    assert measured.messages._running_workflow() == workflow
+
+
 def test_another_picture_is_called_so_and_without_one_no_difference_is_said(measured: ModuleType) -> None:
     measured.keep_picture("1", "on", PICTURE)
     measured.keep_picture("1", "off", 1 - PICTURE)

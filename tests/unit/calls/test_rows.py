@@ -75,7 +75,7 @@ STATUS = [
     (
         {"counts": {"eager_calls": 2, "waiting_calls": 2, "graph_calls": 2, "region_compiles": 6, "captures": 1},
          "came": 6, "waits": (wait("compile", 0, 0.5), wait("capture", 1, 0.1)), "waited": 0.6},
-        "384x256: faster from here on: 6 regions, new size captured in 100 ms, 0.35 s/step",
+        "384x256: compiled from here on: 6 regions, new size captured in 100 ms, 0.35 s/step",
     ),
     (
         {"counts": {"graph_calls": 4}, "bypasses": {"streamed_weights": 4}, "step_bytes": (17 * 10**9, 24 * 10**9)},
