@@ -66,8 +66,8 @@ LoadedWeights = list[tuple[torch.nn.Module, str, torch.Tensor]]  # (module, name
 
 
 class Resident:
-    """Weights as core gave them from pages that hold them. While those pages stay, core is not asked again: that keeps
-    the host busy for as long as a kernel takes, for each module.
+    """Weights as core gave them, of modules whose pages hold them. Core is not asked again while those pages stay: its
+    answer takes the host about 0.1 ms for each module, and SDXL's blocks have 816.
 
     Not thread-safe. It holds the modules.
     """
