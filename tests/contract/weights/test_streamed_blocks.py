@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from compile_cache.regions.site import RegionSite
 
 from .conftest import CoreOperations
-from .fake_paging import HOST, Checkpoint, compute, uncaptured
+from .fake_paging import HOST, LORAS, Checkpoint, compute, fill, uncaptured
 
 X = torch.ones(1)
 
@@ -190,3 +192,52 @@ def test_with_all_weights_in_place_nothing_is_loaded(
     with weights.in_place():
         assert streamed_blocks.streamed(lambda site, x: x, weights)(site_of(checkpoint), X) is X
     weights.unpin()
+
+
+_EVENTS = st.one_of(
+    st.tuples(st.just("run"), st.integers(0, 4)),
+    st.tuples(st.just("core runs"), st.integers(0, 4)),
+    st.tuples(st.just("load"), st.sampled_from(LORAS)),
+    st.tuples(st.just("evict"), st.integers(1, 16)),
+    st.tuples(st.just("room"), st.integers(0, 16)),
+    st.tuples(st.just("spare"), st.integers(0, 4)),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+@given(st.lists(_EVENTS, max_size=30))
+def test_whatever_happens_between_two_runs_a_block_has_its_weights(
+    streamed_blocks: ModuleType, adapter: Callable[[str], ModuleType], events: list[tuple[str, Any]]
+) -> None:
+    """LoRAs come, pages go and move, memory is short, and core runs blocks by itself."""
+    checkpoint = Checkpoint()
+    checkpoint.load("a")
+    weights = adapter("weights.paged_weights").PagedWeights(fill)
+    weights.survey(checkpoint.model.modules())
+    blocks: list[Any] = list(checkpoint.model.blocks)
+    sites = [
+        RegionSite(f"blocks.{number}", "PagedLinear", block, lambda module, x: module(x), (("n",),))
+        for number, block in enumerate(blocks)
+    ]
+    streamed = streamed_blocks.streamed(lambda site, x: site.module(x), weights)
+    for what, value in events:
+        if what == "load":
+            checkpoint.load(value)
+            weights.survey(checkpoint.model.modules())
+        elif what == "evict":
+            checkpoint.reservation.evict(value)
+            checkpoint.reservation.prioritize()
+        elif what == "room":
+            checkpoint.reservation.limit(value)
+        elif what == "spare":
+            weights.spare([blocks[value]])
+            weights.arrange()
+            weights.survey(checkpoint.model.modules())
+        else:
+            name, lora = f"blocks.{value}", str(checkpoint.lora)
+            bias = None if blocks[value].bias is None else checkpoint.value(name, "bias", lora)
+            expected = compute(X, checkpoint.value(name, "weight", lora), bias)
+            with torch.inference_mode():
+                found = streamed(sites[value], X) if what == "run" else blocks[value](X)
+            assert torch.equal(found, expected)
+        assert not any(checkpoint.reservation.pins)
