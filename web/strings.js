@@ -27,8 +27,9 @@ export function translator(language) {
     return found === undefined ? filled.replace(ONE, "1 $1") : filled;
   };
   t.isEnglish = () => table() === undefined;
-  // A sentence that came without words, as errors do: the longest template that fits, with its values.
+  // A sentence that came without words, as errors do: itself, or else the longest template that fits, with its values.
   const fitted = (sentence) => {
+    if (sentence.includes(" ") && table()?.[sentence]) return t(sentence); // names of choices stay
     const long = Object.keys(table() ?? {}).filter((key) => fixedPart(key).length >= LEAST && valuesOf(key, sentence));
     const [key] = long.sort((one, other) => fixedPart(other).length - fixedPart(one).length);
     if (key === undefined) return sentence;

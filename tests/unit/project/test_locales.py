@@ -62,6 +62,25 @@ def errors_of_the_server() -> set[str]:
     return {text for text in found if len(re.sub(r"\{\d+\}", "", text)) >= 20}
 
 
+def reasons_of_the_backends() -> set[str]:
+    """Why a backend cannot run here, and what to do: values of an error, whose templates are numbered too."""
+    found = set()
+    for file in (ROOT / "compile_cache" / "backends").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Lack", "_missing"):
+                given = node.args
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Capabilities":
+                given = [each.value for each in node.keywords if each.arg in ("reason", "remedy")]
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("reason", "remedy"):
+                given = [node.value]
+            elif isinstance(node, ast.Return) and file.name == "packages.py" and isinstance(node.value, ast.Tuple):
+                given = node.value.elts
+            else:
+                continue
+            found |= {numbered(text) for text in given if isinstance(text, ast.Constant | ast.JoinedStr)}
+    return found
+
+
 def numbered(text: ast.expr) -> str:
     """The template of an f-string: "depth {1} is outside what this model has"."""
     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
@@ -95,6 +114,7 @@ def test_each_text_that_people_read_is_translated_with_its_values(language: str)
     assert min(len(panel), len(server), len(bundled)) > 40
     errors = errors_of_the_server()
     assert len(errors) > 20
+    errors |= reasons_of_the_backends()
     assert (panel | server | errors | bundled) - strings(language).keys() == set()
     for english, text in strings(language).items():
         assert text and sorted(re.findall(r"\{\w+\}", english)) == sorted(re.findall(r"\{\w+\}", text)), english
