@@ -35,7 +35,7 @@ export function translator(language) {
     if (key === undefined) return sentence;
     return t(key, Object.fromEntries(Object.entries(valuesOf(key, sentence)).map(([name, value]) => [name, fitted(value)])));
   };
-  // An error in this language, and below it in English, for who searches for it.
+  // An error in this language, and below it in English, for people who search for it.
   t.error = (english) => [...new Set([fitted(english), english])].join("\n");
   return t;
 }

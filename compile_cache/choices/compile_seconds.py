@@ -14,7 +14,8 @@ from .tuner import Tuner
 
 START = "start"  # what the first compile of a process takes longer than others of its kind
 # Before anything was measured: seconds of a region, those before the first one begins, and how many compile at once.
-# The first two are the middle of SDXL's seven files benchmarks/results/*-first-prompts-*.json, on an H100 and a CPU.
+# The first two are the middle of SDXL's eight files benchmarks/results/*-first-prompts*.json with compiles, on an H100
+# and a CPU.
 _REGION, _BEGIN, _AT_ONCE = 4.0, 18.0, min(max((os.cpu_count() or 1) - 2, 1), 8)
 _NEW = 0.3  # weight of a new measurement: machines get busier, and less busy
 

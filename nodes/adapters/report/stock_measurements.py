@@ -100,8 +100,10 @@ class Measurement:
 
     def plain(self) -> dict[str, Any]:
         """As JSON, with a `text` for people and its `words`."""
-        text = Text("{size}: {result}", size=self.size, result=self.result())
-        return {**asdict(self), "text": text, "words": text.words}
+        return {**asdict(self), "text": self.text(), "words": self.text().words}
+
+    def text(self) -> Text:
+        return Text("{size}: {result}", size=self.size, result=self.result())
 
 
 _pictures: dict[tuple[str, str], list[torch.Tensor]] = {}  # by measure and arm, of the latest prompt of that arm
@@ -154,9 +156,9 @@ def finish(body: Mapping[str, Any]) -> Measurement | None:
         bypass=next(iter(run["bypasses"]), ""),
     )
     _kept().set(found.device, (found.structure, found.size), found)
+    text = Text("{figure}, measured on {date}", figure=found.text(), date=found.date)
     nodes = body.get("nodes")
     for node in nodes if isinstance(nodes, list) else ():
-        text = Text("{figure}, measured on {date}", figure=found.plain()["text"], date=found.date)
         messages.keep(text, str(node), str(body.get("workflow") or ""))
     return found
 

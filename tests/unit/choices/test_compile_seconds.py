@@ -38,6 +38,7 @@ def test_a_kind_that_was_never_measured_takes_as_long_as_others() -> None:
         ("cpu-first-prompts", 1),
         ("cpu-first-prompts-restart", 1),
         ("h100-first-prompts-sdxl-again", 4),
+        ("h100-first-prompts-sdxl-free-6-compared", 4),
         ("h100-first-prompts-sdxl-free-8", 4),
         ("h100-first-prompts-sdxl-restart", 4),
     ],

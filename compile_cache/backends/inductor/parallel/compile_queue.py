@@ -100,9 +100,11 @@ class CompileQueue(MadeLater):
             return
         region, key = call.region, call.region.key
         if is_foreseen:
+            if self.waiter or self.has(region) or key in self._need_gpu:
+                return
             if call.store is not None:
                 self.table.preload(key, call.store)
-            if self.waiter or self.has(region) or key in self._need_gpu or region.compiled or region.failures:
+            if region.compiled or region.failures:
                 return
         self.stats, device = call.stats, call.tensors[0].device
         self.coming.device = device.type

@@ -258,11 +258,15 @@ class RegionBinding:
 
     def _foresee(self, site: RegionSite, x: torch.Tensor) -> None:
         """Leave to the queue what else the block runs: see `RegionSite.others`."""
-        for other, inputs in site.others(x) if site.others is not None else ():
-            weights = weight_inputs((bound := self._bound(other)).slots)
+        queue = self._queue
+        if queue is None or site.others is None:
+            return
+        for other, inputs in site.others(x):
+            bound = self._bound(other)
+            weights = weight_inputs(bound.slots)
             region = self._region(other, bound, weights, inputs)
-            if self._queue is not None and isinstance(region, Region):
-                self._queue.note(self._call(region, other, weights, inputs), None, is_foreseen=True)
+            if isinstance(region, Region):
+                queue.note(self._call(region, other, weights, inputs), None, is_foreseen=True)
 
     def _call(
         self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]

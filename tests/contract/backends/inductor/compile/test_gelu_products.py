@@ -91,7 +91,7 @@ class Scaled(Layer):
 
 
 class WithMatrix(Layer):
-    """What is added has a row for each token."""
+    """It adds a row for each token."""
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.flatten(0, 1)
