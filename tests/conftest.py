@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from scripts import pack as packing
@@ -34,6 +35,9 @@ MARKERS = (
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Most tests count what the first call compiles, so it waits. Tests of compiles behind the picture ask for those.
 os.environ.setdefault("RESOLUTE_COMPILE", "before")
+
+hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("no deadline")
 
 PACK_NAME = "resolute"
 TEST_PACK_NAME = "resolute-test-pack"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import hypothesis
 import pytest
 
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, FakeProgram, Module
-
-hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no failure
-hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture

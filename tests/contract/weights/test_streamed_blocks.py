@@ -204,7 +204,7 @@ _EVENTS = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(st.lists(_EVENTS, max_size=30))
 def test_whatever_happens_between_two_runs_a_block_has_its_weights(
     streamed_blocks: ModuleType, adapter: Callable[[str], ModuleType], events: list[tuple[str, Any]]
