@@ -164,9 +164,7 @@ class PagedWeights(Weights):
         if not self._may_ask:
             return False
         self._may_ask = False
-        release_graph_memory()
-        torch.cuda.empty_cache()
-        self.ran_out()
+        self._ask_for_memory()
         return self._pin()
 
     def _pin(self) -> bool:
@@ -193,6 +191,20 @@ class PagedWeights(Weights):
         if filled:
             self._serials = serials
         return filled
+
+    def begin_block(self) -> None:
+        """A block gets its weights just before it runs. Before the first one of a sampling run goes what captures only
+        work in: a decoder's takes 1 GiB, which would push out as many weights in each step.
+        """
+        if not self.streamed:
+            self.streamed = True
+            self._ask_for_memory()
+
+    def _ask_for_memory(self) -> None:
+        """Release what is kept for captures and by torch, and let pages come that went."""
+        release_graph_memory()
+        torch.cuda.empty_cache()
+        self.ran_out()
 
     def unpin(self) -> None:
         _unpin(self._ranges)

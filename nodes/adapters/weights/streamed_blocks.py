@@ -64,7 +64,7 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
         tensors = taken(inputs)
         times = [tensors[index] for index in site.times]
         weights.foresight.reach(times)
-        weights.streamed = True
+        weights.begin_block()
         if not weights.order.knows(site.module):
             weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
         if times:

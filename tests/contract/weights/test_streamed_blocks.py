@@ -52,6 +52,27 @@ def test_without_a_page_they_come_through_a_buffer(
     assert not any(checkpoint.reservation.pins)
 
 
+def test_before_the_first_block_of_a_run_what_captures_work_in_goes(
+    streamed_blocks: ModuleType,
+    checkpoint: Checkpoint,
+    weights: Any,
+    adapter: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A decoder's capture keeps a GiB, which would push out as many weights in each step."""
+    released: list[int] = []
+    room = lambda: released.append(sum(map(bool, checkpoint.reservation.serials)))  # noqa: E731
+    monkeypatch.setattr(adapter("weights.paged_weights"), "release_graph_memory", room)
+    run, asked = streamed_blocks.streamed(lambda site, x: x, weights), checkpoint.reservation.asked
+    for _ in range(3):
+        run(site_of(checkpoint), X)
+    assert released == [0]  # before its weights came
+    assert checkpoint.reservation.asked == asked + 1  # so that pages come that went
+    weights.run_ends()
+    run(site_of(checkpoint), X)
+    assert len(released) == 2
+
+
 class TestResident:
     """Core is asked for a module's weights only if its pages do not hold what they held before."""
 
