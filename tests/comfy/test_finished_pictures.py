@@ -1,4 +1,4 @@
-"""Pictures of Compile VAE are finished on the VAE's device, as stock finishes them on the CPU."""
+"""Pictures and videos of Compile VAE are finished on the VAE's device, as stock finishes them on the CPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.video_models import loaded_vae
 
 from . import vaes
 
@@ -25,6 +26,10 @@ def stock() -> Any:
 
 @pytest.fixture
 def ours(core: SimpleNamespace, stock: Any) -> Any:
+    return finishing(core, stock)
+
+
+def finishing(core: SimpleNamespace, stock: Any) -> Any:
     """A copy of `stock` as Compile VAE makes it for a GPU, which notes where each picture was finished."""
     vae = copy.copy(stock)
     vae.__class__ = core.ours("comfyui.finished_pictures").FinishingVAE
@@ -49,6 +54,35 @@ def test_a_picture_is_finished_on_the_gpu_and_comes_to_the_cpu(stock: Any, ours:
     assert torch.equal(actual, expected)
     assert actual.stride() == expected.stride()
     assert set(ours.finished_on) == {GPU}
+    assert ours.output_device == CPU
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "free", "where"),
+    [
+        ("wan", (1, 16, 3, 4, 6), 0, GPU),
+        ("wan", (1, 16, 90, 1, 1), 0, CPU),  # a long one: its decode needed little memory
+        ("wan", (1, 16, 90, 1, 1), 1 << 60, GPU),
+        ("wan", (2, 16, 3, 4, 6), 0, CPU),
+        ("ltx", (1, 128, 2, 3, 4), 0, CPU),  # its result is there while it decodes
+        ("ltx", (1, 128, 2, 3, 4), 1 << 60, GPU),
+    ],
+)
+def test_a_video_is_finished_on_the_gpu_where_it_has_room(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, ...], free: int, where: Any
+) -> None:
+    management = importlib.import_module("comfy.model_management")
+    monkeypatch.setattr(management, "get_free_memory", lambda device, *args, **kwargs: free)
+    stock = loaded_vae(name, is_small=True)
+    ours = finishing(core, stock)
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)  # LTX adds random numbers
+    expected = stock.decode(given)
+    torch.manual_seed(1)
+    actual = ours.decode(given)
+    assert torch.equal(actual, expected)
+    assert actual.stride() == expected.stride()
+    assert set(ours.finished_on) == {where}
     assert ours.output_device == CPU
 
 
@@ -88,7 +122,7 @@ def test_memory_that_runs_out_with_the_last_copy_costs_no_picture(
     original = kind.decode
 
     class Late:
-        def to(self, device: torch.device) -> Any:
+        def element_size(self) -> int:
             raise torch.OutOfMemoryError
 
     def decode(vae: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +133,38 @@ def test_memory_that_runs_out_with_the_last_copy_costs_no_picture(
     actual = ours.decode(latent())
     assert decodes == [GPU, CPU]
     assert torch.equal(actual, original(stock, latent()))
+
+
+@pytest.mark.parametrize("pins", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_large_result_comes_by_parts_with_its_strides(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, pins: bool, dtype: torch.dtype
+) -> None:
+    finished = core.ours("comfyui.finished_pictures")
+    monkeypatch.setattr(finished, "_STAGE", 1000)
+    filled: list[torch.Tensor] = []
+
+    def pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
+        if not pins:
+            raise RuntimeError
+        filled.append(torch.empty(size, dtype=dtype))
+        return filled[-1]
+
+    class Event:
+        def synchronize(self) -> None:
+            waited.append(True)
+
+    waited: list[bool] = []
+    monkeypatch.setattr(finished, "_pinned", pinned)
+    monkeypatch.setattr(finished, "_recorded", lambda device: Event())
+    video = torch.randn((2, 3, 7, 9, 11)).to(dtype)
+    for given in (video, video.movedim(1, -1), video[1:], video[:, :, 1:], video[1:].movedim(1, -1), video[:0]):
+        waited.clear()
+        actual = finished.copied_to_cpu(given)
+        assert torch.equal(actual, given)
+        assert actual.stride() == given.stride() or not pins
+        is_dense = given.numel() * given.element_size() >= 4000 and given.storage_offset() in (0, video[0].numel())
+        assert len(waited) == (-(-given.numel() * given.element_size() // 1000) if pins and is_dense else 0)
 
 
 def test_a_decode_that_fails_leaves_the_device_as_it_was(ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +181,8 @@ def test_a_decode_that_fails_leaves_the_device_as_it_was(ours: Any, monkeypatch:
     ("changes", "is_ours"),
     [
         ({}, True),
-        ({"latent_dim": 3}, False),  # a video: its pixels may take more than the decoder gave back
+        ({"latent_dim": 3}, True),
+        ({"latent_dim": 1}, False),
         ({"extra_1d_channel": 16}, False),  # sound
         ({"output_device": torch.device("cuda")}, False),  # --gpu-only
         ({"device": CPU}, False),
@@ -124,7 +191,7 @@ def test_a_decode_that_fails_leaves_the_device_as_it_was(ours: Any, monkeypatch:
     ],
     ids=str,
 )
-def test_only_pictures_of_core_on_a_gpu_are(
+def test_only_pixels_of_core_on_a_gpu_are(
     core: SimpleNamespace, stock: Any, changes: dict[str, Any], is_ours: bool
 ) -> None:
     vae = copy.copy(stock)

@@ -1,12 +1,14 @@
-"""Decoded pictures are finished on the GPU and come to the CPU as the last step.
+"""Decoded pictures and videos are finished on the GPU and come to the CPU as the last step.
 
 Core's VAE.decode copies what a decoder gives to the CPU and finishes it there: a change of type, a copy into the
 result, and three passes over it. On an H100's host they took 10 to 50 ms for 1024x1024, beside a decode of 31. The
-numbers are the same on the GPU, where they take tens of bytes a pixel; a decode took 2,000.
+numbers are the same on the GPU, where they take 24 bytes a pixel. The decode of a picture took 2,000; that of a video
+needs no more for more frames, so a long one goes this way only if there is room.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import comfy.model_management
@@ -16,11 +18,61 @@ import torch
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 
 
+_STAGE = 16 << 20  # bytes of a buffer
+
+
+def copied_to_cpu(finished: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor of a GPU in the CPU's memory, with the same strides.
+
+    Beyond some tens of MB torch's own copy is slow: one thread asks the system for each new page. Here the GPU fills
+    one pinned buffer while all threads copy from the other.
+    """
+    bytes_each = finished.element_size()
+    size, all_sizes = _STAGE // bytes_each, finished.numel()
+    if all_sizes < 4 * size or not _is_dense(finished):
+        return finished.cpu()
+    result = torch.empty_strided(finished.shape, finished.stride(), dtype=finished.dtype)
+    parts = zip(*(each.as_strided((all_sizes,), (1,)).split(size) for each in (finished, result)), strict=True)
+    try:
+        buffers = [_pinned(size, finished.dtype) for _ in range(2)]
+    except RuntimeError:  # the system pins no more memory
+        return finished.cpu()
+    coming: tuple[torch.Tensor, torch.Tensor, Any] | None = None
+    for number, (source, target) in enumerate(parts):
+        buffer = buffers[number % 2][: source.numel()].copy_(source, non_blocking=True)
+        event = _recorded(finished.device)
+        if coming is not None:
+            _take(*coming)
+        coming = target, buffer, event
+    assert coming is not None, "it has several parts"
+    _take(*coming)
+    return result
+
+
+def _pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, pin_memory=True)
+
+
+def _recorded(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device).record_event()
+
+
+def _take(target: torch.Tensor, buffer: torch.Tensor, event: Any) -> None:
+    event.synchronize()
+    target.copy_(buffer)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Its elements fill its memory, in some order of the dimensions."""
+    by_stride = sorted(range(tensor.ndim), key=lambda dim: -tensor.stride(dim))
+    return tensor.permute(by_stride).is_contiguous()
+
+
 def finish_on_gpu(vae: Any) -> None:
-    """Do so in `vae`, a comfy.sd.VAE of one's own, if it is core's, for pictures, and gives them to the CPU."""
-    is_of_pictures = getattr(vae, "latent_dim", None) == 2 and getattr(vae, "extra_1d_channel", None) is None
+    """Do so in `vae`, a comfy.sd.VAE of one's own, if it is core's, for pictures or videos, and gives them to the CPU."""
+    has_pixels = getattr(vae, "latent_dim", None) in (2, 3) and getattr(vae, "extra_1d_channel", None) is None
     is_core = type(vae) is comfy.sd.VAE and "decode" not in vars(vae) and not getattr(vae, "handles_tiling", False)
-    if is_core and is_of_pictures and vae.device.type == "cuda" and vae.output_device.type == "cpu":
+    if is_core and has_pixels and vae.device.type == "cuda" and vae.output_device.type == "cpu":
         vae.__class__ = FinishingVAE
 
 
@@ -35,7 +87,7 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
             self.resolute_result = wanted = self.output_device
             self.output_device = self.device
             try:
-                return super().decode(samples_in, *args, **kwargs).to(wanted)
+                return copied_to_cpu(super().decode(samples_in, *args, **kwargs))
             except Exception as error:
                 if not is_out_of_memory(error):  # core finds one that comes late, with the copy, and goes by tiles
                     raise
@@ -44,12 +96,34 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         return super().decode(samples_in, *args, **kwargs)
 
     def decode_tiled_(self, *args: Any, **kwargs: Any) -> Any:
-        if self.resolute_result is not None:  # memory ran out in `decode`: nothing is put together on the GPU
-            self.output_device = self.resolute_result
+        self._put_together_on_cpu()
         return super().decode_tiled_(*args, **kwargs)
 
+    def decode_tiled_3d(self, *args: Any, **kwargs: Any) -> Any:
+        self._put_together_on_cpu()
+        return super().decode_tiled_3d(*args, **kwargs)
+
+    def _put_together_on_cpu(self) -> None:
+        if self.resolute_result is not None:  # memory ran out in `decode`
+            self.output_device = self.resolute_result
+
     def _goes_at_once(self, samples_in: torch.Tensor) -> bool:
-        """Core decodes a batch in parts if its estimate finds too little memory; finished ones would take of it."""
-        batch = samples_in.shape[0]
-        estimate = batch * self.memory_used_decode(samples_in.shape, self.vae_dtype)
-        return batch == 1 or estimate <= comfy.model_management.get_free_memory(self.device)
+        """What a decode gives takes memory that it has given back, or there is room beside it. Core decodes a batch in
+        parts if its estimate finds too little memory; finished ones would take of it.
+        """
+        estimate = self.memory_used_decode(samples_in.shape, self.vae_dtype)
+        is_after_decode = not getattr(self.first_stage_model, "comfy_has_chunked_io", False)
+        finished = self._finished_bytes(samples_in)
+        # Estimates are up to twice what a decode takes.
+        if samples_in.shape[0] == 1 and is_after_decode and finished <= estimate / 4:
+            return True
+        needed = samples_in.shape[0] * estimate + (0 if samples_in.ndim == 4 else finished)
+        return bool(needed <= comfy.model_management.get_free_memory(self.device))
+
+    def _finished_bytes(self, samples_in: torch.Tensor) -> int:
+        """The result twice in float32: core makes it, and puts it into that of the batch."""
+        batch, _, *sizes = samples_in.shape
+        ratio = self.upscale_ratio
+        ratios = ratio if isinstance(ratio, tuple) else (ratio,) * len(sizes)
+        pixels = [by(size) if callable(by) else by * size for by, size in zip(ratios, sizes, strict=False)]
+        return int(2 * 4 * batch * self.output_channels * math.prod(pixels))

@@ -143,6 +143,33 @@ def test_ltx_decodes_in_parts_of_any_number_of_frames(
         assert bench.check(*size)["region_compiles"] == 0, size
 
 
+@pytest.mark.parametrize("bench", ["LTX", "LTX-2"], indirect=True)
+@pytest.mark.parametrize("bytes_at_once", [3_000, 60_000])
+def test_ltx_joins_and_folds_frames_channels_last(
+    core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
+) -> None:
+    where = importlib.import_module(type(bench.module).__module__)
+    monkeypatch.setattr(where, "get_max_chunk_size", lambda device: bytes_at_once)
+    ltx = core.ours("blocks.videos.ltx")
+    monkeypatch.setattr(ltx, "maps", lambda x: ltx.Maps())  # as on CUDA
+    made: list[torch.Tensor] = []
+    for function, instead in ltx._AS_MAPS.items():
+        monkeypatch.setitem(ltx._AS_MAPS, function, noting(instead, made))
+    for size in (FIRST, *SIZES):
+        bench.check(*size)
+    assert made
+    assert all(each.is_contiguous(memory_format=torch.channels_last_3d) for each in made)
+
+
+def noting(function: Any, made: list[torch.Tensor]) -> Any:
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        made.extend([] if result is None else [result])
+        return result
+
+    return noted
+
+
 @pytest.mark.parametrize("bench", ["Wan 2.1", "HunyuanVideo", "LTX"], indirect=True)
 def test_a_cancelled_decode_leaves_nothing(bench: Bench) -> None:
     # It ends within the first part; the next decode starts without anything that blocks carry over.

@@ -94,14 +94,14 @@ DECODERS = {
         "lightricks.vae.causal_video_autoencoder.Decoder",
         {**_LTX, "timestep_conditioning": True, "spatial_padding_mode": "reflect"},
         8,
-        10,
+        13,
         arguments={"timestep": 0.05},
     ),
     "LTX-2": Decoder(
         "lightricks.vae.causal_video_autoencoder.Decoder",
         {**_LTX, "timestep_conditioning": False, "spatial_padding_mode": "zeros"},
         8,
-        10,
+        13,
     ),
     "MiniMax H3": Decoder(
         "minimax.vae.ViT3DDecoder",

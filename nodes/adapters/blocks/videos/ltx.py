@@ -4,15 +4,23 @@ Each of its causal convolutions keeps the last frames of a part of the video in 
 part comes. It gives fewer frames than it gets in the first part, perhaps none, and more in the last. What is kept stays
 in core's hands: its code of a convolution runs as it is but for the convolution itself, which belongs to the region
 that goes on from there. So a region has one input of any number of frames, and no state.
+
+Core's own code joins, repeats and folds frames into contiguous maps. Between regions on CUDA, which take and give
+channels-last ones, that is two copies out of order for each: a third of a decode on an H100. So it runs under `Maps`.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .....compile_cache.errors import BypassCode, BypassReason
+from .....compile_cache.regions.own_memory import own_memory
 from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner
 from .....compile_cache.regions.slots import swapped
 from ...foreign.core_code import is_core, is_core_class
@@ -34,9 +42,13 @@ def is_decoder(module: torch.nn.Module) -> bool:
 
 
 def hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for the residual blocks of the decoder and for its last norm."""
+    """Hooks for the residual blocks of the decoder, its upsampling, its other convolutions and its last norm."""
     found: list[Hook] = []
     for name, block in decoder.named_modules():
+        if name in ("conv_in", "conv_out") and is_core(block, _CONVOLUTION, "CausalConv3d"):
+            found.append(_convolution(name, block, run))
+        if is_core(block, _WHERE, "DepthToSpaceUpsample") and is_core(block.conv, _CONVOLUTION, "CausalConv3d"):
+            found += _upsampling(name, block, run)
         if not is_core(block, _WHERE, "ResnetBlock3D"):
             continue
         if block.inject_noise:
@@ -47,6 +59,38 @@ def hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[H
         elif all(is_core(part, _CONVOLUTION, "CausalConv3d") for part in (block.conv1, block.conv2)):
             found.append(_residual_block(name, block, run))
     return [*found, by_frames("conv_norm_out", decoder.get_submodule("conv_norm_out"), run, original)]
+
+
+def _convolution(name: str, convolution: Any, run: RegionRunner) -> Hook:
+    states = States(name, convolution)
+    site = states.get("", _convolve, (FRAMES,))
+
+    def forward(x: torch.Tensor, causal: bool = True) -> Any:
+        frames = _frames_for(convolution, x, causal)
+        return run(site, frames) if isinstance(frames, torch.Tensor) else frames.empty
+
+    return Hook(convolution, forward, states.sites)
+
+
+def _convolve(convolution: Any, frames: torch.Tensor) -> torch.Tensor:
+    """The result of a causal convolution. frames: what it convolves."""
+    result: torch.Tensor = convolution.conv(frames)
+    return result
+
+
+def _upsampling(name: str, block: Any, run: RegionRunner) -> list[Hook]:
+    """Its convolution is a region. The rest moves parts of pixels, and adds what its input kept, with a delay."""
+    convolution = _convolution(f"{name}.conv", block.conv, run)
+
+    def forward(x: torch.Tensor, causal: bool = True, timestep: torch.Tensor | None = None) -> Any:
+        convolved = FixedResult(block.conv(x, causal=causal))
+        with in_place(block, {"conv": convolved}), maps(x):
+            result = original(block, x, causal, timestep)
+        _own_what_is_kept(block)
+        return result
+
+    # With equal sites, whatever leaves out one of the two leaves out the other.
+    return [convolution, Hook(block, forward, convolution.sites)]
 
 
 def _residual_block(name: str, block: Any, run: RegionRunner) -> Hook:
@@ -103,8 +147,9 @@ def _frames_for(convolution: Any, x: torch.Tensor, causal: bool) -> torch.Tensor
         given.append(frames)
         return frames
 
-    with swapped([(vars(convolution.conv), "forward", record)]):
+    with swapped([(vars(convolution.conv), "forward", record)]), maps(x):
         result = original(convolution, x, causal)
+    _own_what_is_kept(convolution)
     return given.pop() if given else _NoFrames(result)
 
 
@@ -142,4 +187,75 @@ def _add_input(block: Any, x: torch.Tensor, h: torch.Tensor, causal: bool) -> An
         **dict.fromkeys(("norm1", "norm2", "non_linearity", "dropout", "conv2"), _Pass()),
     }
     with in_place(block, others), swapped([(vars(block), "timestep_conditioning", False)]):
-        return original(block, x, causal)
+        result = original(block, x, causal)
+    _own_what_is_kept(block)
+    return result
+
+
+def _own_what_is_kept(module: Any) -> None:
+    """Core keeps parts of maps until the next part of the video: two frames, each with a whole map alive behind it."""
+    states: dict[int, Any] = getattr(module, "temporal_cache_state", {})
+    thread = threading.get_ident()
+    if isinstance(kept := states.get(thread), tuple):
+        states[thread] = tuple(map(_owned, kept))
+    elif kept is not None:
+        states[thread] = _owned(kept)
+
+
+def _owned(kept: Any) -> Any:
+    if not isinstance(kept, torch.Tensor) or kept.untyped_storage().nbytes() <= kept.numel() * kept.element_size():
+        return kept
+    return own_memory(kept)
+
+
+# --- core's own code in the memory format of regions ----------------------------------------------------------------
+
+
+def maps(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """`Maps` for core's code of a map x, if regions take it channels-last: on CUDA."""
+    return Maps() if x.is_cuda else nullcontext()
+
+
+class Maps(TorchFunctionMode):
+    """Inside, tensors of (batch, channels, frames, height, width) that are joined, repeated or folded from parts of
+    pixels become channels-last, with the values that torch gives. In this thread only.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        instead = _AS_MAPS.get(func)
+        result = None if instead is None else instead(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is None else result
+
+
+def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
+    first = tensors[0]
+    if first.ndim != 5 or any(each.dtype != first.dtype for each in tensors):
+        return None
+    sizes = [each.shape[dim] for each in tensors]
+    shape = [*first.shape[:dim], sum(sizes), *first.shape[dim:][1:]]
+    result = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=torch.channels_last_3d)
+    for part, each in zip(result.split(sizes, dim), tensors, strict=True):
+        part.copy_(each)
+    return result
+
+
+def _repeated(x: torch.Tensor, *times: Any) -> torch.Tensor | None:
+    counts = times[0] if isinstance(times[0], Sequence) else times
+    if x.ndim != 5 or len(counts) != 5:
+        return None
+    result: torch.Tensor | None = None
+    for dim, count in enumerate(counts):
+        if count != 1:
+            result = _joined([x if result is None else result] * count, dim)
+    return result
+
+
+def _folded(x: torch.Tensor, *shape: Any) -> torch.Tensor | None:
+    """The last step of `rearrange`: (b, c, d, 2, h, 2, w, 2) to (b, c, 2d, 2h, 2w)."""
+    batch, channels, *sizes = shape[0] if isinstance(shape[0], Sequence) else shape
+    if x.ndim != 8 or len(sizes) != 3 or tuple(x.shape[:2]) != (batch, channels):
+        return None
+    return x.movedim(1, -1).reshape(batch, *sizes, channels).movedim(-1, 1)
+
+
+_AS_MAPS = {torch.cat: _joined, torch.Tensor.repeat: _repeated, torch.Tensor.reshape: _folded}
