@@ -17,28 +17,27 @@ import torch
 
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 
-
-_STAGE = 16 << 20  # bytes of a buffer
+_STAGE = 8 << 20  # bytes of a buffer
 
 
 def copied_to_cpu(finished: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor of a GPU in the CPU's memory, with the same strides.
 
-    Beyond some tens of MB torch's own copy is slow: one thread asks the system for each new page. Here the GPU fills
-    one pinned buffer while all threads copy from the other.
+    The GPU fills one pinned buffer while all threads copy from the other. Torch's own copy has one thread ask the
+    system for each new page: 388 MB took 0.29 s on an H100's host, and take 0.03. Up to two buffers it is as fast.
     """
     bytes_each = finished.element_size()
     size, all_sizes = _STAGE // bytes_each, finished.numel()
-    if all_sizes < 4 * size or not _is_dense(finished):
+    if all_sizes <= 2 * size or not _is_dense(finished):
         return finished.cpu()
     result = torch.empty_strided(finished.shape, finished.stride(), dtype=finished.dtype)
-    parts = zip(*(each.as_strided((all_sizes,), (1,)).split(size) for each in (finished, result)), strict=True)
+    sources, targets = (torch.split(each.as_strided((all_sizes,), (1,)), size) for each in (finished, result))
     try:
         buffers = [_pinned(size, finished.dtype) for _ in range(2)]
     except RuntimeError:  # the system pins no more memory
         return finished.cpu()
     coming: tuple[torch.Tensor, torch.Tensor, Any] | None = None
-    for number, (source, target) in enumerate(parts):
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
         buffer = buffers[number % 2][: source.numel()].copy_(source, non_blocking=True)
         event = _recorded(finished.device)
         if coming is not None:
@@ -64,12 +63,12 @@ def _take(target: torch.Tensor, buffer: torch.Tensor, event: Any) -> None:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Its elements fill its memory, in some order of the dimensions."""
-    by_stride = sorted(range(tensor.ndim), key=lambda dim: -tensor.stride(dim))
+    by_stride = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     return tensor.permute(by_stride).is_contiguous()
 
 
 def finish_on_gpu(vae: Any) -> None:
-    """Do so in `vae`, a comfy.sd.VAE of one's own, if it is core's, for pictures or videos, and gives them to the CPU."""
+    """Do so in `vae`, a comfy.sd.VAE of one's own, if it is core's, for pixels, and gives them to the CPU."""
     has_pixels = getattr(vae, "latent_dim", None) in (2, 3) and getattr(vae, "extra_1d_channel", None) is None
     is_core = type(vae) is comfy.sd.VAE and "decode" not in vars(vae) and not getattr(vae, "handles_tiling", False)
     if is_core and has_pixels and vae.device.type == "cuda" and vae.output_device.type == "cpu":

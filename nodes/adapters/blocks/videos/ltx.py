@@ -12,7 +12,7 @@ channels-last ones, that is two copies out of order for each: a third of a decod
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -234,7 +234,7 @@ def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor | Non
     sizes = [each.shape[dim] for each in tensors]
     shape = [*first.shape[:dim], sum(sizes), *first.shape[dim:][1:]]
     result = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=torch.channels_last_3d)
-    for part, each in zip(result.split(sizes, dim), tensors, strict=True):
+    for part, each in zip(torch.split(result, sizes, dim), tensors, strict=True):
         part.copy_(each)
     return result
 
@@ -258,4 +258,8 @@ def _folded(x: torch.Tensor, *shape: Any) -> torch.Tensor | None:
     return x.movedim(1, -1).reshape(batch, *sizes, channels).movedim(-1, 1)
 
 
-_AS_MAPS = {torch.cat: _joined, torch.Tensor.repeat: _repeated, torch.Tensor.reshape: _folded}
+_AS_MAPS: dict[Any, Callable[..., Any]] = {
+    torch.cat: _joined,
+    torch.Tensor.repeat: _repeated,
+    torch.Tensor.reshape: _folded,
+}
