@@ -84,7 +84,7 @@ def _fill(name: str, weight: torch.Tensor) -> None:
 
 DECODERS = {
     "Wan 2.1": Decoder("wan.vae.WanVAE", {"dim": 8, **_WAN}, 4, 14, method="decode"),
-    "Wan 2.2": Decoder("wan.vae2_2.WanVAE", {"dim": 4, "dec_dim": 8, **_WAN}, 4, 8, method="decode"),
+    "Wan 2.2": Decoder("wan.vae2_2.WanVAE", {"dim": 4, "dec_dim": 8, **_WAN}, 4, 10, method="decode"),
     "HunyuanVideo": Decoder("modules.diffusionmodules.model.Decoder", _KL, 4, 17, not_on_cpu=2),
     "HunyuanVideo 1.5": Decoder("hunyuan_video.vae_refiner.Decoder", _REFINER, 8, 18, not_on_cpu=2),
     "HunyuanImage 2.1": Decoder(

@@ -77,6 +77,8 @@ def _hooks(vae: torch.nn.Module, part: str, run: RegionRunner, later: list[int],
             found.append(_downsampling_in_time(name, block, run))
         elif mode in ("upsample2d", "downsample2d"):
             found.append(_without_cache(name, block, run, original, later))
+        elif is_core(block, _SECOND_WAN, "DupUp3D"):
+            found.append(_duplicating(name, block, run, later))
         elif _is_block(block, "AttentionBlock"):
             found.append(_without_cache(name, block, run, original, later, attends=True))
     return [*found, *_last_norm(coder, run, later, f"{part}.head.0")]
@@ -104,6 +106,28 @@ def _without_cache(
     for frames in {1, *later}:
         site(frames)
     return Hook(block, lambda x, *args, **kwargs: run(site(x.shape[2]), x), states.sites)
+
+
+def _duplicating(name: str, block: Any, run: RegionRunner, later: list[int]) -> Hook:
+    """Wan 2.2's way past an upsampling, from before it: it carries nothing over, but drops frames of the first part.
+
+    later: see `_hooks`.
+    """
+    states = States(name, block)
+
+    def site(is_first: bool, frames: int) -> RegionSite:
+        drops = is_first and block.factor_t > 1
+        state = f"{_FIRST if drops else ''} of {frames}".strip()
+        return states.get(state, bound(_duplicated, drops), (FIXED_FRAMES,), [(0, frames)])
+
+    site(True, 1)
+    for frames in later:
+        site(False, frames)
+    return Hook(block, lambda x, first_chunk=False: run(site(first_chunk, x.shape[2]), x), states.sites)
+
+
+def _duplicated(is_first: bool, block: torch.nn.Module, x: torch.Tensor) -> Any:
+    return original(block, x, is_first)
 
 
 def _with_cache(
