@@ -38,7 +38,8 @@ def lack_of(device: str) -> Lack | None:
 
 def _lack_on_gpu() -> Lack | None:
     if find_spec("triton") is None:
-        return Lack("Triton is not installed", "Install it ('triton', on Windows 'triton-windows').")
+        remedy = "Install the one that fits torch: 'triton', on Windows 'triton-windows' (docs/backends.md has the versions)."
+        return Lack("Triton is not installed", remedy)
     if not _WINDOWS and not _on_path(os.environ.get("CC"), "cc", "gcc", "clang"):  # Triton brings one for Windows
         return Lack("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
     if is_nvidia("cuda") and torch.cuda.is_available():
