@@ -12,7 +12,7 @@ export default {
   "Choose 'auto' or 'eager'.": "'auto' か 'eager' を選んでください。",
   "Choose 'auto'.": "'auto' を選んでください。",
   "Copy 'include' and 'libs' of a usual Python {1} to {2}.": "通常の Python {1} の 'include' と 'libs' を {2} にコピーしてください。",
-  "Install the one that fits torch: 'triton', on Windows 'triton-windows' (docs/backends.md has the versions).": "torch に合うものをインストールしてください：'triton'、Windows では 'triton-windows'（バージョンは docs/backends.md）。",
+  "Install the one that fits torch: 'triton', on Windows 'triton-windows' (versions: docs/backends.md).": "torch に合うものをインストールしてください：'triton'、Windows では 'triton-windows'（バージョンは docs/backends.md）。",
   "Install it in a Python 3.10 with `python -m pip install -r {1}` (in Resolute's folder), or choose 'auto'.": "Python 3.10 で `python -m pip install -r {1}` を使って（Resolute のフォルダーで）インストールするか、'auto' を選んでください。",
   "Install one, for example 'apt install g++', or choose 'auto'.": "たとえば 'apt install g++' でインストールするか、'auto' を選んでください。",
   "Install one, for example 'apt install gcc', or choose 'auto'.": "たとえば 'apt install gcc' でインストールするか、'auto' を選んでください。",

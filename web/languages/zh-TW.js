@@ -12,7 +12,7 @@ export default {
   "Choose 'auto' or 'eager'.": "請選擇「auto」或「eager」。",
   "Choose 'auto'.": "請選擇「auto」。",
   "Copy 'include' and 'libs' of a usual Python {1} to {2}.": "請將一般 Python {1} 的「include」和「libs」複製到 {2}。",
-  "Install the one that fits torch: 'triton', on Windows 'triton-windows' (docs/backends.md has the versions).": "請安裝與 torch 相符的版本：「triton」，在 Windows 上為「triton-windows」（版本見 docs/backends.md）。",
+  "Install the one that fits torch: 'triton', on Windows 'triton-windows' (versions: docs/backends.md).": "請安裝與 torch 相符的版本：「triton」，在 Windows 上為「triton-windows」（版本見 docs/backends.md）。",
   "Install it in a Python 3.10 with `python -m pip install -r {1}` (in Resolute's folder), or choose 'auto'.": "請在 Python 3.10 中以 `python -m pip install -r {1}` 安裝（在 Resolute 的資料夾中），或選擇「auto」。",
   "Install one, for example 'apt install g++', or choose 'auto'.": "請安裝一個，例如「apt install g++」，或選擇「auto」。",
   "Install one, for example 'apt install gcc', or choose 'auto'.": "請安裝一個，例如「apt install gcc」，或選擇「auto」。",

@@ -12,7 +12,7 @@ export default {
   "Choose 'auto' or 'eager'.": "请选择“auto”或“eager”。",
   "Choose 'auto'.": "请选择“auto”。",
   "Copy 'include' and 'libs' of a usual Python {1} to {2}.": "请将普通 Python {1} 的“include”和“libs”复制到 {2}。",
-  "Install the one that fits torch: 'triton', on Windows 'triton-windows' (docs/backends.md has the versions).": "请安装与 torch 相配的版本：“triton”，在 Windows 上为“triton-windows”（版本见 docs/backends.md）。",
+  "Install the one that fits torch: 'triton', on Windows 'triton-windows' (versions: docs/backends.md).": "请安装与 torch 相配的版本：“triton”，在 Windows 上为“triton-windows”（版本见 docs/backends.md）。",
   "Install it in a Python 3.10 with `python -m pip install -r {1}` (in Resolute's folder), or choose 'auto'.": "请在 Python 3.10 中用 `python -m pip install -r {1}` 安装（在 Resolute 的文件夹中），或选择“auto”。",
   "Install one, for example 'apt install g++', or choose 'auto'.": "请安装一个，例如“apt install g++”，或选择“auto”。",
   "Install one, for example 'apt install gcc', or choose 'auto'.": "请安装一个，例如“apt install gcc”，或选择“auto”。",

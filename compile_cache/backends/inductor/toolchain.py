@@ -38,7 +38,7 @@ def lack_of(device: str) -> Lack | None:
 
 def _lack_on_gpu() -> Lack | None:
     if find_spec("triton") is None:
-        remedy = "Install the one that fits torch: 'triton', on Windows 'triton-windows' (docs/backends.md has the versions)."
+        remedy = "Install the one that fits torch: 'triton', on Windows 'triton-windows' (versions: docs/backends.md)."
         return Lack("Triton is not installed", remedy)
     if not _WINDOWS and not _on_path(os.environ.get("CC"), "cc", "gcc", "clang"):  # Triton brings one for Windows
         return Lack("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
