@@ -98,7 +98,7 @@ def test_pictures_that_core_decodes_in_parts_do_not_gather_on_the_gpu(
 
 
 def test_where_memory_runs_out_tiles_are_put_together_on_the_cpu(
-    stock: Any, ours: Any, monkeypatch: pytest.MonkeyPatch
+    core: SimpleNamespace, stock: Any, ours: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, failed = stock.first_stage_model.decode, []
 
@@ -109,9 +109,12 @@ def test_where_memory_runs_out_tiles_are_put_together_on_the_cpu(
         return original(*args, **kwargs)
 
     monkeypatch.setattr(stock.first_stage_model, "decode", decode)
+    copied: list[torch.Tensor] = []
+    monkeypatch.setattr(core.ours("comfyui.finished_pictures"), "copied_to_cpu", copied.append)
     actual = ours.decode(latent())
     assert failed
     assert ours.finished_on == [CPU]
+    assert not copied, "it is there"
     assert torch.equal(actual, stock.decode_tiled(latent()))
     assert ours.output_device == CPU
 

@@ -86,7 +86,8 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
             self.resolute_result = wanted = self.output_device
             self.output_device = self.device
             try:
-                return copied_to_cpu(super().decode(samples_in, *args, **kwargs))
+                result = super().decode(samples_in, *args, **kwargs)
+                return result if self.output_device == wanted else copied_to_cpu(result)
             except Exception as error:
                 if not is_out_of_memory(error):  # core finds one that comes late, with the copy, and goes by tiles
                     raise
