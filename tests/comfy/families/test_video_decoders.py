@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from .kit import COUNTED, CompiledMethod, forget_regions, run_traces
+from .kit import COUNTED, TOLERANCE, CompiledMethod, forget_regions, relative_error, run_traces
 from .videos import DECODERS, Decoder
 
 # Batch, frames, height and width of latents. The first has other numbers of frames than those after it, and odd sizes.
@@ -159,6 +160,30 @@ def test_ltx_joins_and_folds_frames_channels_last(
         bench.check(*size)
     assert made
     assert all(each.is_contiguous(memory_format=torch.channels_last_3d) for each in made)
+
+
+@pytest.mark.parametrize("bench", ["LTX", "LTX-2"], indirect=True)
+def test_a_decode_into_a_buffer_is_not_captured(
+    core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Core drops what the decoder returns: a replay would leave the caller's buffer as it was."""
+    cache, calls = core.ours("process.runtime").cache(), list[Any]()
+    inner = cache.run
+
+    def run(program: Any, call: Any, recheck: Any) -> Any:
+        calls.append(call)
+        return inner(program, call, recheck)
+
+    monkeypatch.setattr(cache, "run", run)
+    one_frame = bench.decoder.latent(1, 1, 3, 5)
+    with torch.inference_mode():
+        expected = bench.call(one_frame)
+        buffer = torch.full_like(expected, math.nan)
+        with bench.compiled():
+            bench.call(one_frame)
+            bench.module.forward(one_frame.clone(), output_buffer=buffer, **bench.decoder.arguments)
+    assert [call.may_capture for call in calls] == [True, False]
+    assert relative_error(buffer, expected) < TOLERANCE
 
 
 def noting(function: Any, made: list[torch.Tensor]) -> Any:
