@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,30 @@ def test_a_video_is_finished_on_the_gpu_where_it_has_room(
     assert ours.output_device == CPU
 
 
+@pytest.mark.parametrize(("name", "shape"), [("wan", (1, 16, 3, 4, 6)), ("ltx", (1, 128, 2, 3, 4))])
+def test_where_memory_runs_out_tiles_of_a_video_are_put_together_on_the_cpu(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, ...]
+) -> None:
+    management = importlib.import_module("comfy.model_management")
+    monkeypatch.setattr(management, "get_free_memory", lambda device, *args, **kwargs: 1 << 40)
+    stock = loaded_vae(name, is_small=True)
+    ours = finishing(core, stock)
+    original, failed = stock.first_stage_model.decode, []
+
+    def decode(*args: Any, **kwargs: Any) -> Any:
+        if not failed:
+            failed.append(ours.output_device)
+            raise torch.OutOfMemoryError
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(stock.first_stage_model, "decode", decode)
+    given = torch.randn(shape)
+    expected_shape = original(given).movedim(1, -1).shape
+    assert ours.decode(given).shape == expected_shape
+    assert failed == [GPU]
+    assert ours.finished_on == [CPU]
+
+
 @pytest.mark.parametrize(("free", "batch", "where"), [(0, 1, GPU), (0, 2, CPU), (1 << 60, 2, GPU)])
 def test_pictures_that_core_decodes_in_parts_do_not_gather_on_the_gpu(
     stock: Any, ours: Any, monkeypatch: pytest.MonkeyPatch, free: int, batch: int, where: torch.device
@@ -129,9 +154,16 @@ def test_memory_that_runs_out_with_the_last_copy_costs_no_picture(
         def element_size(self) -> int:
             raise torch.OutOfMemoryError
 
+    late: list[Any] = []
+
     def decode(vae: Any, *args: Any, **kwargs: Any) -> Any:
         decodes.append(vae.output_device)
-        return Late() if len(decodes) == 1 else original(vae, *args, **kwargs)
+        if len(decodes) == 1:
+            found = Late()
+            late.append(weakref.ref(found))
+            return found
+        assert late[0]() is None, "what is on the GPU would take the room of the second decode"
+        return original(vae, *args, **kwargs)
 
     monkeypatch.setattr(kind, "decode", decode)
     actual = ours.decode(latent())
@@ -169,6 +201,62 @@ def test_a_large_result_comes_by_parts_with_its_strides(
         assert actual.stride() == given.stride() or not pins
         is_dense = given.numel() * given.element_size() > 2000 and given.storage_offset() in (0, video[0].numel())
         assert len(waited) == (-(-given.numel() * given.element_size() // 1000) if pins and is_dense else 0)
+
+
+def test_a_large_result_with_gradients_keeps_them(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without inference mode core's decode gives them: another pack may turn that off for a whole prompt."""
+    finished = core.ours("comfyui.finished_pictures")
+    monkeypatch.setattr(finished, "_STAGE", 100)
+    monkeypatch.setattr(finished, "_pinned", lambda size, dtype: torch.empty(size, dtype=dtype))
+    monkeypatch.setattr(finished, "_recorded", lambda device: SimpleNamespace(synchronize=lambda: None))
+    with torch.inference_mode(False), torch.enable_grad():
+        stock = vaes.tiny()
+        given = torch.randn((1, 4, 8, 6))
+        expected, actual = stock.decode(given), finishing(core, stock).decode(given)
+        assert expected.requires_grad
+        assert actual.requires_grad
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(("name", "device"), [("device", CPU), ("output_device", GPU)])
+def test_a_vae_that_a_node_moved_later_decodes_as_core_does(
+    core: SimpleNamespace, ours: Any, monkeypatch: pytest.MonkeyPatch, name: str, device: torch.device
+) -> None:
+    finished, copied = core.ours("comfyui.finished_pictures"), []
+    monkeypatch.setattr(finished, "copied_to_cpu", lambda picture: copied.append(picture) or picture)
+    ours.decode(latent())
+    assert len(copied) == 1
+    setattr(ours, name, device)
+    ours.decode(latent())
+    assert len(copied) == 1, "the GPU has nothing that belongs on the CPU"
+    assert getattr(ours, name) == device
+
+
+def test_room_is_asked_for_what_core_decodes(
+    core: SimpleNamespace, stock: Any, ours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a video that a decoder of pictures gets, core decodes the first frame of each."""
+    management = importlib.import_module("comfy.model_management")
+    needed = 2 * ours.memory_used_decode((2, 4, 8, 6), ours.vae_dtype)
+    video = torch.randn((2, 4, 3, 8, 6), generator=torch.Generator().manual_seed(0))
+    for free, where in [(needed, GPU), (needed - 1, CPU)]:
+        ours.finished_on.clear()
+        monkeypatch.setattr(management, "get_free_memory", lambda device, *args, free=free, **kwargs: free)
+        assert torch.equal(ours.decode(video), stock.decode(video))
+        assert set(ours.finished_on) == {where}
+
+
+def test_room_is_asked_for_all_channels_that_a_decoder_gives(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    management = importlib.import_module("comfy.model_management")
+    monkeypatch.setattr(management, "get_free_memory", lambda device, *args, **kwargs: 0)
+    ours = finishing(core, loaded_vae("wan", is_small=True))
+    for channels, where in [(3, GPU), (12, CPU)]:
+        ours.finished_on.clear()
+        ours.conv_out_channels = channels
+        ours.decode(torch.randn(1, 16, 25, 1, 1))
+        assert set(ours.finished_on) == {where}
 
 
 def test_a_decode_that_fails_leaves_the_device_as_it_was(ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,11 @@ def copied_to_cpu(finished: torch.Tensor) -> torch.Tensor:
 
     The GPU fills one pinned buffer while all threads copy from the other. Torch's own copy has one thread ask the
     system for each new page: 388 MB took 0.29 s on an H100's host, and take 0.03. Up to two buffers it is as fast.
+    A tensor that requires gradients goes by torch's copy, which has one.
     """
     bytes_each = finished.element_size()
     size, all_sizes = _STAGE // bytes_each, finished.numel()
-    if all_sizes <= 2 * size or not _is_dense(finished):
+    if all_sizes <= 2 * size or finished.requires_grad or not _is_dense(finished):
         return finished.cpu()
     result = torch.empty_strided(finished.shape, finished.stride(), dtype=finished.dtype)
     sources, targets = (torch.split(each.as_strided((all_sizes,), (1,)), size) for each in (finished, result))
@@ -86,8 +87,7 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
             self.resolute_result = wanted = self.output_device
             self.output_device = self.device
             try:
-                result = super().decode(samples_in, *args, **kwargs)
-                return result if self.output_device == wanted else copied_to_cpu(result)
+                return self._brought(super().decode(samples_in, *args, **kwargs))
             except Exception as error:
                 if not is_out_of_memory(error):  # core finds one that comes late, with the copy, and goes by tiles
                     raise
@@ -103,6 +103,10 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         self._put_together_on_cpu()
         return super().decode_tiled_3d(*args, **kwargs)
 
+    def _brought(self, decoded: torch.Tensor) -> torch.Tensor:
+        """The result on the CPU, where one from tiles is already. A local of `decode` would keep it in a second try."""
+        return decoded if self.output_device == self.resolute_result else copied_to_cpu(decoded)
+
     def _put_together_on_cpu(self) -> None:
         if self.resolute_result is not None:  # memory ran out in `decode`
             self.output_device = self.resolute_result
@@ -111,6 +115,8 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         """What a decode gives takes memory that it has given back, or there is room beside it. Core decodes a batch in
         parts if its estimate finds too little memory; finished ones would take of it.
         """
+        if self.latent_dim == 2 and samples_in.ndim == 5:  # core decodes the first frame
+            samples_in = samples_in[:, :, 0]
         estimate = self.memory_used_decode(samples_in.shape, self.vae_dtype)
         is_after_decode = not getattr(self.first_stage_model, "comfy_has_chunked_io", False)
         finished = self._finished_bytes(samples_in)
@@ -126,4 +132,6 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         ratio = self.upscale_ratio
         ratios = ratio if isinstance(ratio, tuple) else (ratio,) * len(sizes)
         pixels = [by(size) if callable(by) else by * size for by, size in zip(ratios, sizes, strict=False)]
-        return int(2 * 4 * batch * self.output_channels * math.prod(pixels))
+        # A decoder of Wan's that doubles width and height gives 12 channels; a node makes pixels of them.
+        channels = max(self.output_channels, getattr(self, "conv_out_channels", 0))
+        return int(2 * 4 * batch * channels * math.prod(pixels))
