@@ -124,6 +124,7 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         if samples_in.shape[0] == 1 and is_after_decode and finished <= estimate / 4:
             return True
         needed = samples_in.shape[0] * estimate + (0 if samples_in.ndim == 4 else finished)
+        needed += self.patcher.model_size() - self.patcher.loaded_size()
         return bool(needed <= comfy.model_management.get_free_memory(self.device))
 
     def _finished_bytes(self, samples_in: torch.Tensor) -> int:

@@ -151,11 +151,22 @@ def test_ltx_joins_and_folds_frames_channels_last(
 ) -> None:
     where = importlib.import_module(type(bench.module).__module__)
     monkeypatch.setattr(where, "get_max_chunk_size", lambda device: bytes_at_once)
-    ltx = core.ours("blocks.videos.ltx")
-    monkeypatch.setattr(ltx, "maps", lambda x: ltx.Maps())  # as on CUDA
+    check_as_maps(core, bench, monkeypatch)
+
+
+@pytest.mark.parametrize("bench", ["Wan 2.1", "Wan 2.2"], indirect=True)
+def test_wan_carries_frames_channels_last(core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_as_maps(core, bench, monkeypatch)
+
+
+def check_as_maps(core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Core's code between regions makes channels-last maps with the right values, as on CUDA."""
+    maps = core.ours("blocks.videos.maps")
+    for module in ("ltx", "wan"):
+        monkeypatch.setattr(core.ours(f"blocks.videos.{module}"), "maps", lambda x: maps.Maps())
     made: list[torch.Tensor] = []
-    for function, instead in ltx._AS_MAPS.items():
-        monkeypatch.setitem(ltx._AS_MAPS, function, noting(instead, made))
+    for function, instead in maps._AS_MAPS.items():
+        monkeypatch.setitem(maps._AS_MAPS, function, noting(instead, made))
     for size in (FIRST, *SIZES):
         bench.check(*size)
     assert made

@@ -4,20 +4,14 @@ Each of its causal convolutions keeps the last frames of a part of the video in 
 part comes. It gives fewer frames than it gets in the first part, perhaps none, and more in the last. What is kept stays
 in core's hands: its code of a convolution runs as it is but for the convolution itself, which belongs to the region
 that goes on from there. So a region has one input of any number of frames, and no state.
-
-Core's own code joins, repeats and folds frames into contiguous maps. Between regions on CUDA, which take and give
-channels-last ones, that is two copies out of order for each: a third of a decode on an H100. So it runs under `Maps`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.own_memory import own_memory
@@ -26,6 +20,7 @@ from .....compile_cache.regions.slots import swapped
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
 from ..splice import FixedResult, StoppedAt, in_place
+from .maps import maps
 from .states import FIXED_FRAMES, FRAMES, SINGLE, States, by_frames
 
 _WHERE = "comfy.ldm.lightricks.vae.causal_video_autoencoder"
@@ -206,60 +201,3 @@ def _owned(kept: Any) -> Any:
     if not isinstance(kept, torch.Tensor) or kept.untyped_storage().nbytes() <= kept.numel() * kept.element_size():
         return kept
     return own_memory(kept)
-
-
-# --- core's own code in the memory format of regions ----------------------------------------------------------------
-
-
-def maps(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """`Maps` for core's code of a map x, if regions take it channels-last: on CUDA."""
-    return Maps() if x.is_cuda else nullcontext()
-
-
-class Maps(TorchFunctionMode):
-    """Inside, tensors of (batch, channels, frames, height, width) that are joined, repeated or folded from parts of
-    pixels become channels-last, with the values that torch gives. In this thread only.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        instead = _AS_MAPS.get(func)
-        result = None if instead is None else instead(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if result is None else result
-
-
-def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
-    first = tensors[0]
-    if first.ndim != 5 or any(each.dtype != first.dtype for each in tensors):
-        return None
-    sizes = [each.shape[dim] for each in tensors]
-    shape = [*first.shape[:dim], sum(sizes), *first.shape[dim:][1:]]
-    result = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=torch.channels_last_3d)
-    for part, each in zip(torch.split(result, sizes, dim), tensors, strict=True):
-        part.copy_(each)
-    return result
-
-
-def _repeated(x: torch.Tensor, *times: Any) -> torch.Tensor | None:
-    counts = times[0] if isinstance(times[0], Sequence) else times
-    if x.ndim != 5 or len(counts) != 5:
-        return None
-    result: torch.Tensor | None = None
-    for dim, count in enumerate(counts):
-        if count != 1:
-            result = _joined([x if result is None else result] * count, dim)
-    return result
-
-
-def _folded(x: torch.Tensor, *shape: Any) -> torch.Tensor | None:
-    """The last step of `rearrange`: (b, c, d, 2, h, 2, w, 2) to (b, c, 2d, 2h, 2w)."""
-    batch, channels, *sizes = shape[0] if isinstance(shape[0], Sequence) else shape
-    if x.ndim != 8 or len(sizes) != 3 or tuple(x.shape[:2]) != (batch, channels):
-        return None
-    return x.movedim(1, -1).reshape(batch, *sizes, channels).movedim(-1, 1)
-
-
-_AS_MAPS: dict[Any, Callable[..., Any]] = {
-    torch.cat: _joined,
-    torch.Tensor.repeat: _repeated,
-    torch.Tensor.reshape: _folded,
-}

@@ -20,6 +20,7 @@ from .....compile_cache.regions.own_memory import own_memory
 from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner, RegionSite
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
+from .maps import maps
 from .states import FIXED_FRAMES, States, bound
 
 _FIRST_WAN, _SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
@@ -183,7 +184,8 @@ def _two_frames(before: Any, x: torch.Tensor) -> torch.Tensor:
     missing = _CARRIED - carried.shape[2]
     if missing <= 0:
         return carried
-    return torch.cat([carried.new_zeros((*carried.shape[:2], missing, *carried.shape[3:])), carried], 2)
+    with maps(x):
+        return torch.cat([carried.new_zeros((*carried.shape[:2], missing, *carried.shape[3:])), carried], 2)
 
 
 def _run(places: int, state: str, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
