@@ -20,7 +20,7 @@ class CompareImages(io.ComfyNode):
             node_id="ResoluteCompareImages",
             display_name="Compare Images (PSNR, Heat Map)",  # core has a Compare Images
             category=CATEGORY,
-            **search_aliases("difference", "psnr", "ssim", "heat map", "before and after", "benchmark"),
+            **search_aliases("difference", "psnr", "ssim", "heat map", "before and after", "benchmark", "measure"),
             description=(
                 "Measures how much two images differ: largest and mean error, PSNR, SSIM and a heat map. It can also "
                 "fail the prompt when they differ too much."

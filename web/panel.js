@@ -22,20 +22,17 @@ export class Panel {
     const { t } = this;
     this.status = element("div", { class: "resolute-headline" });
     this.saved = element("div", { class: "resolute-faint" });
-    this.switch = element(
-      "button",
-      {
-        type: "button",
-        role: "switch",
-        class: "resolute-switch",
-        "data-action": "switch",
-        title: t("Off runs this workflow as without Resolute. No node changes, and the workflow remembers it."),
-        onclick: () => {
-          this.actions.turn();
-          this.draw();
-        },
+    this.switch = element("button", {
+      type: "button",
+      role: "switch",
+      class: "resolute-switch",
+      "data-action": "switch",
+      title: t("Off runs this workflow as without Resolute. No node changes, and the workflow remembers it."),
+      onclick: () => {
+        this.actions.turn();
+        this.draw();
       },
-    );
+    });
     this.progress = element("progress", { class: "resolute-progress", "aria-label": t("Compiling") });
     this.said = element("div", { class: "resolute-said", role: "status", "aria-live": "polite" });
     this.memory = element("div", { class: "resolute-memory" });

@@ -10,7 +10,7 @@ import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
 import { translator } from "./strings.js";
 import { addSwitch } from "./switch.js";
-import { orderTemplates, translateTemplate } from "./templates.js";
+import { listTemplates, translateTemplate } from "./templates.js";
 
 const PREFIX = "Resolute";
 const TAB = "resolute";
@@ -23,10 +23,7 @@ let announcer = null;
 const categories = new Map(); // of our nodes by their class, those of OneDiff's names included
 
 const category = (name) => categories.get(name);
-
-function isOurs(name) {
-  return categories.has(name);
-}
+const isOurs = (name) => categories.has(name);
 
 function loadStyle() {
   const link = document.createElement("link");
@@ -105,7 +102,7 @@ app.registerExtension({
   settings: settings(fixed, setting, (name, value) => app.extensionManager.setting.set(name, value)),
   async setup() {
     loadStyle();
-    orderTemplates(api);
+    listTemplates(api, t);
     addPanel();
     announcer = new Announcer(live, t);
     live.addEventListener("message", ({ detail }) => hearWords(detail));

@@ -1,6 +1,8 @@
 // Resolute in ComfyUI's settings dialog. ComfyUI keeps the values; the server reads them when ComfyUI starts.
 //
-// An environment variable wins over a setting. Its entry says so, and cannot be changed here.
+// An environment variable wins over a setting: its entry shows the variable in place of a control.
+
+import { element } from "./dom.js";
 
 const CATEGORY = "Resolute";
 export const BACKEND = "Resolute.Backend";
@@ -97,12 +99,8 @@ export function settings(fixed, get, set) {
     }
     const variable = fixed[definition.id];
     if (!variable) return made;
-    return {
-      ...made,
-      name: `${definition.name} · ${variable}`,
-      tooltip: `The environment variable ${variable} decides. Remove it to set this here.`,
-      attrs: { ...definition.attrs, disabled: true },
-    };
+    const tooltip = `The environment variable ${variable} decides. Remove it to set this here.`;
+    return { ...made, tooltip, type: () => element("code", {}, variable) };
   });
 }
 

@@ -1,4 +1,4 @@
-// Resolute's templates: their order in the template browser, and the language of the settings when one is opened.
+// Resolute's templates: their order and titles in the template browser, and the language of the settings in all of them.
 
 const KEY = "resolute"; // in the extra data of a workflow, which scripts/workflows.py knows
 const NOTE = "MarkdownNote";
@@ -19,17 +19,22 @@ export function translateTemplate(graph, t) {
 
 // How the titles of today's models begin, in the order in which they are listed.
 const FIRST = ["Z-Image", "Qwen", "FLUX", "Wan", "Hunyuan", "LTX", "MiniMax", "SDXL"];
+const END = ", faster - Resolute compiled speed-up"; // how each title ends, with words that people search for
 
-// ComfyUI lists a pack's templates as the disk lists their files, by which it knows them.
-export function orderTemplates(api) {
-  const list = api.getWorkflowTemplates;
+// ComfyUI lists a pack's templates as the disk lists their files. It shows the names of the files, searches in them, and
+// asks for the files by them: a name is translated on its way to the page, and back on its way to the server.
+export function listTemplates(api, t) {
+  const { getWorkflowTemplates: list, apiURL } = api;
   if (!list) return; // another name in this version
   const pack = decodeURIComponent(new URL(import.meta.url).pathname.split("/").at(-2));
   const place = (title) => [...FIRST, ""].findIndex((begin) => title.startsWith(begin));
   const model = (title) => title.split(",")[0];
+  let end = END;
   api.getWorkflowTemplates = async function () {
     const listed = await list.call(this);
     listed[pack]?.sort((one, other) => place(one) - place(other) || model(one).localeCompare(model(other)));
-    return listed;
+    end = t(END);
+    return { ...listed, [pack]: listed[pack]?.map((title) => title.replace(END, end)) ?? [] };
   };
+  api.apiURL = (route) => apiURL.call(api, route.replace(end, END));
 }

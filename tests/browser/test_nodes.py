@@ -77,6 +77,7 @@ ALIASES = {
     "faster": "Compile Model",
     "why slow": "Graph Cache Report",
     "benchmark": "Graph Cache Report",
+    "measure": "Compare Images (PSNR, Heat Map)",
     **dict.fromkeys(("accelerate", "speed up", "turbo", "onediff", "加速", "更快", "高速化", "速い"), "Compile Model"),
 }
 MOVE = """places => { for (const node of app.graph.nodes) if (places[node.title]) node.pos = places[node.title];

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.browser.front_end import FrontEnd
+from scripts.browser import front_end_scripts
+from scripts.browser.front_end import DIALOG, FrontEnd
 from scripts.places import ROOT
 from scripts.workflows import template, ui
 
@@ -21,6 +22,10 @@ LANGUAGES = ["zh", pytest.param("zh-TW", marks=pytest.mark.long), pytest.param("
 ENGLISH = re.compile(r"[a-z]{3,} [a-z]{3,}")  # two words in a row
 NOTE = "() => app.graph.nodes.find(node => node.type === 'MarkdownNote').widgets[0].value"
 GROUPS = "() => app.graph.groups.map(group => group.title)"
+END = ", faster - Resolute compiled speed-up"  # of each template's title
+SEARCHED = {"zh": ("加速", "更快"), "zh-TW": ("加速", "更快"), "ja": ("高速化", "速い")}
+# The thumbnail of a template, which has 640 pixels each way.
+PICTURE = "title => document.querySelector(`[data-testid='template-workflow-${title}'] img`)?.naturalHeight === 640"
 
 
 def table(language: str) -> dict[str, str]:
@@ -81,8 +86,24 @@ def test_what_people_read_is_in_the_language_of_the_settings(
     assert re.fullmatch(pattern(english_key), english)
     browser.page.screenshot(path=screenshots / f"language-{language}-error.png")
 
-    # A template: its note, frames and titles.
-    browser.open_template(template("compare_with_stock"), "resolute", len(ui("compare_with_stock")["nodes"]))
+    # A setting that a variable of the environment decides shows that, in place of a control that says otherwise.
+    browser.page.evaluate(front_end_scripts.COMMAND, "Comfy.ShowSettingsDialog")
+    browser.page.locator(DIALOG).get_by_text("Resolute", exact=True).first.click()
+    setting = browser.page.locator("[id='Resolute.Compile']")
+    setting.get_by_text("RESOLUTE_COMPILE=before", exact=True).wait_for()
+    assert setting.inner_text() == "RESOLUTE_COMPILE=before"
+    browser.page.screenshot(path=screenshots / f"language-{language}-settings.png")
+    browser.close_dialogs()
+
+    # A template: found by what people search for, in this language and in English; its title, note, frames and nodes.
+    title = template("compare_with_stock").replace(END, words[END])
+    browser.browse_templates()
+    for searched in (*SEARCHED[language], "faster", "compile", "speed up", "benchmark"):
+        browser.page.locator("[role=dialog] input").first.fill(searched)
+        browser.page.get_by_test_id(f"template-workflow-{title}").wait_for()
+    browser.page.wait_for_function(PICTURE, arg=title)
+    browser.page.screenshot(path=screenshots / f"language-{language}-templates.png")
+    browser.choose_template(title, len(ui("compare_with_stock")["nodes"]))
     note = browser.page.evaluate(NOTE)
     assert note.splitlines()[0] == words["## The same seed, compiled and not"]
     assert not any(ENGLISH.search(line) for line in note.splitlines())

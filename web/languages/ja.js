@@ -1,5 +1,6 @@
 // Japanese: English text -> translation. The object is JSON, which the tests read.
 export default {
+  ", faster - Resolute compiled speed-up": "、高速化 - Resolute コンパイル 速い faster compiled speed-up",
   "Convert all OneDiff nodes": "OneDiff のノードをすべて変換",
   "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "OneDiff のノードを Resolute のノードに置き換え、値とリンクを引き継ぎます。",
   "This workflow has no OneDiff node.": "このワークフローに OneDiff のノードはありません。",

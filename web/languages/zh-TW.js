@@ -1,5 +1,6 @@
 // Chinese as written in Taiwan: English text -> translation. The object is JSON, which the tests read.
 export default {
+  ", faster - Resolute compiled speed-up": "，更快 - Resolute 編譯 加速 faster compiled speed-up",
   "Convert all OneDiff nodes": "轉換所有 OneDiff 節點",
   "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "以 Resolute 的節點取代 OneDiff 的節點，並保留數值和連線。",
   "This workflow has no OneDiff node.": "此工作流程沒有 OneDiff 節點。",

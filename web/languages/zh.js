@@ -1,5 +1,6 @@
 // Chinese: English text -> translation. The object is JSON, which the tests read.
 export default {
+  ", faster - Resolute compiled speed-up": "，更快 - Resolute 编译 加速 faster compiled speed-up",
   "Convert all OneDiff nodes": "转换所有 OneDiff 节点",
   "Puts Resolute's nodes in the place of OneDiff's, with their values and links.": "用 Resolute 的节点替换 OneDiff 的节点，并保留数值和连线。",
   "This workflow has no OneDiff node.": "此工作流没有 OneDiff 节点。",

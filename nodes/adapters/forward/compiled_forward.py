@@ -65,10 +65,9 @@ class CompiledForward(ForwardPatch):
         Raises UserError for a name of `left_out` that the module does not have.
         """
         request, backend = self._request, self._request.backend.name
-        if not (request.capabilities.compiles or request.left_out):
-            return
-        count = runtime.hooks_for(self.module, request, backend).count()
-        self.runner.progress.set_total(min(self._ready_regions(backend), count), count)
+        compiles = request.capabilities.compiles or request.left_out
+        count = runtime.hooks_for(self.module, request, backend).count() if compiles else 0
+        self.runner.progress.set_total(min(self._ready_regions(backend), count) if count else 0, count)
 
     def _ready_regions(self, backend: str) -> int:
         module, cache = self.module, runtime.cache()

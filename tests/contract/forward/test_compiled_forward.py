@@ -59,6 +59,23 @@ def test_a_models_own_forward_may_be_captured(compiled: Callable[..., Any]) -> N
     assert torch.equal(forward(X, T), X * 2)
 
 
+def test_a_node_forgets_what_it_said_of_another_workflow_also_where_nothing_is_compiled(
+    compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes of two workflows may have one id: a decoder's node said how long an encoder took in the one before."""
+    model, shown = Model(), list[str]()
+    progress = compiled(model, model._forward).runner.progress
+    texts = sys.modules[type(progress).__module__]
+    monkeypatch.setattr(texts, "show_on_node", lambda text, node_id: shown.append(text))
+    progress.node_id, progress._doing = "8", "encoding"
+    progress.show_result("64x64: ran uncompiled, 0.25 s")
+    forward = compiled(model, model._forward)
+    forward.runner.progress.node_id = "8"
+    forward.count_regions()
+    forward.runner.progress.show_result("72x64: ran uncompiled, 0.24 s")
+    assert shown[-1] == "72x64: ran uncompiled, 0.24 s"
+
+
 def test_a_call_does_not_wait_for_a_backend_that_starts_where_it_compiles_behind_the_picture(
     compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
