@@ -143,7 +143,7 @@ def test_the_variable_wins_over_the_setting_which_counts_after_a_restart(
     entry = open_setting(page)
     entry.get_by_text(f"{VARIABLE}=behind").wait_for()
     page.page.screenshot(path=screenshots / "behind-variable.png")
-    assert entry.get_by_role("combobox").get_attribute("aria-disabled") == "true"
+    assert entry.get_by_role("combobox").count() == 0
     behind.stop()
     behind.environment |= {VARIABLE: None, "RESOLUTE_STORE": "0"}
     behind.start()

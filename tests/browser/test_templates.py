@@ -64,13 +64,25 @@ def assert_tidy(page: FrontEnd, screenshots: Path, name: str) -> None:
         assert page.cut_texts() == []
 
 
+def as_in_file(page: FrontEnd, name: str) -> Json:
+    """The prompt without optional inputs at their defaults that the file lacks: older versions of ComfyUI do too."""
+    prompt: Json = page.prompt()
+    types = page.page.evaluate("async () => (await app.api.fetchApi('/object_info')).json()")
+    for number, node in prompt.items():
+        optional = types[node["class_type"]]["input"].get("optional", {})
+        for key in [key for key in optional if key not in api(name)[number]["inputs"]]:
+            if node["inputs"].get(key) == optional[key][1].get("default"):
+                node["inputs"].pop(key, None)
+    return prompt
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", transformers())
 def test_a_template_of_a_large_family_opens_and_nothing_overlaps(page: FrontEnd, screenshots: Path, name: str) -> None:
     """It is not run: its models are not here."""
     page.open_template(template(name), PACK, len(ui(name)["nodes"]))
     assert page.unknown_types() == []
-    assert page.prompt() == api(name)
+    assert as_in_file(page, name) == api(name)
     assert_tidy(page, screenshots, name)
 
 
