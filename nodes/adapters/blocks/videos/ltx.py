@@ -162,8 +162,7 @@ def _middle(block: Any, frames: torch.Tensor, *time: torch.Tensor) -> torch.Tens
 
 def _exit(block: Any, frames: torch.Tensor) -> torch.Tensor:
     """The result of the second convolution. frames: what it convolves."""
-    result: torch.Tensor = block.conv2.conv(frames)
-    return result
+    return _convolve(block.conv2, frames)
 
 
 def _until(block: torch.nn.Module, convolution: str, x: torch.Tensor, time: tuple[torch.Tensor, ...]) -> torch.Tensor:
