@@ -22,6 +22,8 @@ FACTOR = (
     rf"({_TIME}, (\d+\.\dx stock|no clear difference from stock) \({_TIME}\)"
     rf"|stock {_TIME}, Resolute {_TIME}: slower here, because a CPU gains nothing)"
 )
+# And of the pictures, in float32.
+PICTURE = r"(identical picture|same picture \(PSNR \d+ dB\))"
 
 
 def stock(seed: int = 1, width: int = 144, height: int = 112) -> dict[str, Any]:

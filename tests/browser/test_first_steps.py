@@ -12,7 +12,7 @@ from scripts.browser.front_end import FrontEnd
 from scripts.places import ROOT
 from scripts.workflows import template, ui
 
-from .prompts import FACTOR, LEFT_OUT, stock
+from .prompts import FACTOR, LEFT_OUT, PICTURE, stock
 
 pytestmark = pytest.mark.browser
 
@@ -141,7 +141,7 @@ def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshot
 
     page.open_panel()
     page.page.locator("[data-action=measure]").click()
-    measured = re.compile(rf"152x104: {FACTOR}, same picture \(largest difference [012] of 255\)")
+    measured = re.compile(rf"152x104: {FACTOR}, {PICTURE}")
     page.page.locator(".resolute-said", has_text=measured).wait_for(timeout=300_000)
     assert measured.fullmatch(page.texts()["Compile Model"])
     done(6, "measured against stock")

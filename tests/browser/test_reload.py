@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from scripts.browser import front_end_scripts
 from scripts.browser.front_end import DIALOG, EMPTY, FrontEnd
 
 from ..comfy.rig import node
-from .prompts import compiled, stock
+from .prompts import PICTURE, compiled, stock
 
 pytestmark = pytest.mark.browser
 OFF = "Resolute is off: this runs as without it"
@@ -75,7 +76,7 @@ def test_a_result_of_measure_is_on_its_node_after_a_reload(page: FrontEnd) -> No
     page.load(page.page.evaluate(SAVED), "measured")  # as a file, which has an id
     page.open_panel()
     page.page.locator("[data-action=measure]").click()
-    page.page.locator(".resolute-said", has_text="same picture").wait_for(timeout=300_000)
+    page.page.locator(".resolute-said", has_text=re.compile(PICTURE)).wait_for(timeout=300_000)
     texts = page.texts()
     assert texts["Compile VAE Decode"].startswith("128x104: ")
     saved = page.page.evaluate(SAVED)

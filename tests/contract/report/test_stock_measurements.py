@@ -48,11 +48,11 @@ def body(**changes: Any) -> dict[str, Any]:
     return {"measure": "1", "prompt_id": "p", "seconds": [1.1], "stock_seconds": [3.19], **changes}
 
 
-def test_the_result_says_seconds_ratio_and_difference(measured: ModuleType) -> None:
+def test_the_result_says_seconds_ratio_and_how_alike_the_pictures_are(measured: ModuleType) -> None:
     measured.keep_picture("1", "on", PICTURE)
     measured.keep_picture("1", "off", (PICTURE + 1 / 255).clamp(0, 1))
     found = measured.finish(body())
-    assert found.result() == "1.1 s, 2.9x stock (3.2 s), same picture (largest difference 1 of 255)"
+    assert found.result() == "1.1 s, 2.9x stock (3.2 s), same picture (PSNR 48 dB)"
     summary = adapter_run(measured)
     assert measured.of(summary()) == found
     others = ({"size": "512x512"}, {"structure": "other"}, {"structure": ""}, {"steps": 4}, {"file": "another file"})
@@ -70,7 +70,7 @@ def test_the_nodes_of_its_workflow_show_the_result_after_a_reload_and_odd_names_
     found = measured.finish(body(workflow="w", nodes=["8", "12:3"]))
     kept = measured.messages.latest_texts()
     assert list(kept) == ["w"] and list(kept["w"]) == ["8", "12:3"]
-    picture = "same picture (largest difference 0 of 255)"
+    picture = "identical picture"
     assert kept["w"]["8"]["text"] == f"1024x1024: 1.1 s, 2.9x stock (3.2 s), {picture}, measured on {found.date}"
     measured.messages._latest.clear()
     for odd in ({"nodes": ["8"]}, {"workflow": None, "nodes": ["8"]}, {"workflow": "w", "nodes": 8}, {"workflow": "w"}):
@@ -99,7 +99,10 @@ def test_a_prompt_of_a_measure_names_its_workflow_and_odd_data_name_none(
 def test_another_picture_is_called_so_and_without_one_no_difference_is_said(measured: ModuleType) -> None:
     measured.keep_picture("1", "on", PICTURE)
     measured.keep_picture("1", "off", 1 - PICTURE)
-    assert "another picture (largest difference 255 of 255)" in measured.finish(body()).result()
+    assert measured.finish(body()).result().endswith(", another picture (PSNR 5 dB)")
+    measured.keep_picture("1", "on", PICTURE)
+    measured.keep_picture("1", "off", PICTURE[:, :2])
+    assert measured.finish(body()).result().endswith(", another picture (PSNR 0 dB)"), "of another size"
     measured.keep_picture("2", "on", {"samples": PICTURE})
     measured.keep_picture("2", "off", {"samples": PICTURE})
     assert measured.finish(body(measure="2")).result() == "1.1 s, 2.9x stock (3.2 s)"
@@ -114,7 +117,7 @@ def test_the_latest_picture_of_an_arm_counts_and_a_cancel_forgets_them(measured:
     measured.keep_picture("2", "on", 1 - PICTURE)
     measured.keep_picture("2", "on", PICTURE)
     measured.keep_picture("2", "off", PICTURE)
-    assert "largest difference 0 of 255" in measured.finish(body(measure="2")).result()
+    assert "identical picture" in measured.finish(body(measure="2")).result()
 
 
 def test_they_are_kept_over_a_restart_for_their_device(
