@@ -185,10 +185,11 @@ export class Panel {
 
   memoryRow() {
     const { bytes, budget_bytes: budget, entries, store, device } = this.live.cache;
-    const used = this.t("{used} of {budget}, {count} captures", {
+    const used = this.t("{used} of {budget}, {count} captures; {shared} shared by all sizes", {
       used: mebibytes(bytes),
       budget: mebibytes(budget),
       count: entries.length,
+      shared: mebibytes(bytes - entries.reduce((sum, entry) => sum + entry.bytes, 0)),
     });
     const disk = store.regions
       ? this.t("On disk: {count} regions, {size}", { count: store.regions, size: mebibytes(store.bytes) })

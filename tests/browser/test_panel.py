@@ -176,6 +176,7 @@ def test_the_memory_of_the_gpu_is_live(page: FrontEnd) -> None:
     def with_gpu(route: Any) -> None:
         response = route.fetch()
         about = response.json()
+        about |= {"bytes": 100 << 20, "entries": [{"bytes": 4 << 20}]}
         about["device"] |= {"name": "Some GPU", "captures": True, "total_bytes": 24 * gib, "free_bytes": free[0]}
         route.fulfill(response=response, json=about)
 
@@ -187,6 +188,7 @@ def test_the_memory_of_the_gpu_is_live(page: FrontEnd) -> None:
     try:
         page.open_panel()
         tab.locator(".resolute-memory", has_text="4096 MiB of 24576 MiB used on Some GPU").wait_for()
+        tab.locator(".resolute-memory", has_text="; 96 MiB shared by all sizes").wait_for()
         free[0] = 10 * gib  # no message tells of it
         tab.locator(".resolute-memory", has_text="14336 MiB of 24576 MiB used on Some GPU").wait_for()
     finally:

@@ -85,7 +85,7 @@ export default {
   "The report is in the clipboard.": "レポートをクリップボードにコピーしました。",
   "No compiled model has run yet.": "コンパイル済みモデルはまだ実行されていません。",
   "No prompt since ComfyUI started.": "ComfyUI の起動後、まだ実行がありません。",
-  "{used} of {budget}, {count} captures": "{used} / {budget}、キャプチャ {count} 件",
+  "{used} of {budget}, {count} captures; {shared} shared by all sizes": "{used} / {budget}、キャプチャ {count} 件；{shared} は全サイズで共有",
   "On disk: {count} regions, {size}": "ディスク上：{count} リージョン、{size}",
   "Nothing is kept on disk.": "ディスクには何も保存されていません。",
   "Size": "サイズ",

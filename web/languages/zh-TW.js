@@ -85,7 +85,7 @@ export default {
   "The report is in the clipboard.": "報告已複製到剪貼簿。",
   "No compiled model has run yet.": "尚未執行過編譯的模型。",
   "No prompt since ComfyUI started.": "ComfyUI 啟動後尚無工作。",
-  "{used} of {budget}, {count} captures": "{used} / {budget}，{count} 個擷取",
+  "{used} of {budget}, {count} captures; {shared} shared by all sizes": "{used} / {budget}，{count} 個擷取；{shared} 由所有尺寸共用",
   "On disk: {count} regions, {size}": "磁碟上：{count} 個區域，{size}",
   "Nothing is kept on disk.": "磁碟上沒有保存內容。",
   "Size": "尺寸",

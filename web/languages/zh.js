@@ -85,7 +85,7 @@ export default {
   "The report is in the clipboard.": "报告已复制到剪贴板。",
   "No compiled model has run yet.": "还没有运行过编译的模型。",
   "No prompt since ComfyUI started.": "ComfyUI 启动后还没有任务。",
-  "{used} of {budget}, {count} captures": "{used} / {budget}，{count} 个捕获",
+  "{used} of {budget}, {count} captures; {shared} shared by all sizes": "{used} / {budget}，{count} 个捕获；{shared} 由所有尺寸共用",
   "On disk: {count} regions, {size}": "磁盘上：{count} 个区域，{size}",
   "Nothing is kept on disk.": "磁盘上没有保存内容。",
   "Size": "尺寸",

@@ -15,7 +15,8 @@ NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
 QUANTIZED = ("quantized", "quantized fp8")
 SMALL = ("fp8", *QUANTIZED)
 # Patches that together leave a ControlNet no region: of a transformer's and of a residual block's code.
-_OF_ALL_BLOCKS = frozenset({"assigned code", "exchanged method"})
+_OF_ALL_BLOCKS = frozenset({"assigned code", "exchanged activation"})  # with both, no block is compiled
+_OF_ALL_OF_A_NET = frozenset({"assigned code", "exchanged method"})
 # Bypasses that a kind of model may cause.
 _BYPASSES = {"counting": {"foreign_model"}}
 
@@ -149,7 +150,8 @@ class Workflow:
     @property
     def runs_as_is(self) -> bool:
         """Patches make calls of the model or of a ControlNet run without any region."""
-        leave_none = self.fitting_control in NETS and set(self.patches) >= _OF_ALL_BLOCKS
+        patches = set(self.patches)
+        leave_none = patches >= _OF_ALL_BLOCKS or (self.fitting_control in NETS and patches >= _OF_ALL_OF_A_NET)
         return leave_none or any(PATCHES[name].runs_as_is for name in self.patches)
 
     @property
