@@ -9,9 +9,9 @@ until it knows which way is faster, then the timed ones; stock's follow, when th
 it chose; a decoder of pictures (`sdxl`) always runs compiled, and is captured. `stock_peak_gib` and
 `resolute_peak_gib` are the most that torch's allocator held in a timed run, weights included, `compiled_peak_gib` in a
 compiled one. `error` is the relative difference of a compiled result. With --free other memory is held, so that so many
-GiB are free; then the second run counts, which is a compiled one, since a decode in tiles takes long. A later run with
-the same `--out` measures the cells that it lacks. A cell that cannot run says why.
-Without CUDA all widths and sizes are tiny, and nothing is measured.
+GiB are free, and one run is timed, since a decode in tiles takes long. ComfyUI is without DynamicVRAM here: with too
+little memory it leaves weights on the CPU. A later run with the same `--out` measures the cells that it lacks. A cell
+that cannot run says why. Without CUDA all widths and sizes are tiny, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def measure(cell: Cell, free: float | None = None, is_small: bool = False) -> It
 
     def add(contender: str) -> None:
         if contender == "resolute":
-            row.update(_of_resolute(vae, cell, given, repeats if free is None else 0))
+            row.update(_of_resolute(vae, cell, given, repeats))
             return
         _ours("process.runtime").cache().trim()
         _, row["stock_s"], row["stock_peak_gib"] = _timed(vae, cell.what, given, repeats)
@@ -88,7 +88,6 @@ def measure(cell: Cell, free: float | None = None, is_small: bool = False) -> It
 
 
 def _of_resolute(vae: Any, cell: Cell, given: Any, repeats: int) -> Row:
-    """repeats: 0 leaves it at the first compiled run after the one that compiles."""
     import torch
 
     row: Row = {}
@@ -103,11 +102,9 @@ def _of_resolute(vae: Any, cell: Cell, given: Any, repeats: int) -> Row:
     row["error"] = float(f"{_relative(actual, expected):.2e}")
     del actual, expected
     middle = _counters()
-    _, row["resolute_s"], row["resolute_peak_gib"] = _timed(compiled, cell.what, given, 1)
-    row["compiled_peak_gib"] = row["resolute_peak_gib"]
-    if repeats:
-        row |= _compared(compiled, cell.what, given)
-        _, row["resolute_s"], row["resolute_peak_gib"] = _timed(compiled, cell.what, given, repeats)
+    _, _, row["compiled_peak_gib"] = _timed(compiled, cell.what, given, 1)
+    row |= _compared(compiled, cell.what, given)
+    _, row["resolute_s"], row["resolute_peak_gib"] = _timed(compiled, cell.what, given, repeats)
     after = _counters()
     row["compiles"] = middle["region_compiles"] - before["region_compiles"]
     row["later_compiles"] = after["region_compiles"] - middle["region_compiles"]
