@@ -173,7 +173,7 @@ class Runner:
         steady = statistics.median(seconds[-repeats:])
         found: Row = {"seconds": seconds, "first_s": seconds[0], "wait_s": seconds[0] - steady, "steady_s": steady}
         self._keep(row, contender, "whole", latents)
-        if name not in workloads.VIDEOS:
+        if name not in workloads.WHOLES:
             short, latents = self._prompts(server, name, contender, size, [1] * max(repeats, 1), 50)
             found |= {"one_step_seconds": short, "ms": 1000 * (steady - min(short)) / (count - 1)}
             self._keep(row, contender, "one-step", latents)

@@ -62,8 +62,10 @@ SCENARIOS = {
         "seconds of a step where a model does not fit, beside stock", 400,
         gb=50,
     ),
-    "video-whole": Scenario(
-        ("wan22-video", "ltx-video"), "whole prompts of Wan 2.2's two models and of LTX", 220,
+    "whole": Scenario(
+        ("wan22-video", "ltx-video", "qwen-image-edit", "sdxl-controlnet"),
+        "whole prompts of Wan 2.2's two models, LTX, Qwen-Image with a picture to edit, SDXL with a ControlNet", 400,
+        gb=20,
     ),
     "deepcache": Scenario(
         ("sdxl", "demo"), "what DeepCache gains on SDXL, and its error with a trained model", 200,
@@ -158,7 +160,7 @@ STEPS = (
         440,
         "SDXL's decode at 1024x1024 in at most 40 ms; which way each decoder of videos and each encoder is faster here",
     ),
-    _scenario("video-whole"),
+    _scenario("whole"),
     Step(
         "video-small",
         _module("video", "--free", "8", "12", "--cells", "wan:decode", "hunyuan", "h3", "flux"),

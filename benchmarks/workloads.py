@@ -1,8 +1,8 @@
 """The work that benchmarks give a server: models, contenders, and the prompt of each.
 
-A model is a checkpoint, a transformer of `family_models` (flux, or flux:fp8-scaled in a format), a video from sampling
-to frames, or the demo's trained model. A contender is what is put between a model and its samplers: nothing else
-differs.
+A model is a checkpoint, a transformer of `family_models` (flux, or flux:fp8-scaled in a format), a whole prompt from
+sampling to frames, or the demo's trained model. A contender is what is put between a model and its samplers: nothing
+else differs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ CHECKPOINTS: dict[str, list[Size]] = {
     ],
     "sd15": [(512, 512, 1, _TEXT), (512, 512, 2, _TEXT), (720, 960, 1, _TEXT), (768, 512, 1, f"{_TEXT} " * 60)],
 }  # fmt: skip
+CONTROLLED = "sdxl-controlnet"
+CHECKPOINTS[CONTROLLED] = CHECKPOINTS["sdxl"][:2]
 DEMO = "demo"
 DEMO_SIZES: list[Size] = [
     (256, 256, 8, "large red circle left, white background"),
@@ -42,8 +44,10 @@ DEMO_SIZES: list[Size] = [
 ]
 
 
-class Video(NamedTuple):
-    """models: families that sample one after the other, `steps` each. vae: of `VAES`."""
+class Whole(NamedTuple):
+    """models: families that sample one after the other, `steps` each. vae: of `VAES`. frames: 1 for a picture, which
+    edits another one.
+    """
 
     models: tuple[str, ...]
     vae: str
@@ -52,9 +56,10 @@ class Video(NamedTuple):
     steps: int
 
 
-VIDEOS = {
-    "wan22-video": Video(("wan-high", "wan-low"), "wan", (832, 480), 81, 2),  # steps as with a distillation
-    "ltx-video": Video(("ltx",), "ltx", (768, 512), 121, 8),
+WHOLES = {
+    "wan22-video": Whole(("wan-high", "wan-low"), "wan", (832, 480), 81, 2),  # steps as with a distillation
+    "ltx-video": Whole(("ltx",), "ltx", (768, 512), 121, 8),
+    "qwen-image-edit": Whole(("qwen-image",), "qwen", (1024, 1024), 1, 10),
 }
 
 
@@ -87,7 +92,7 @@ def known(cell: str) -> bool:
     """True if there is such a model, in such a format."""
     plain, _, form = cell.partition("@")[0].partition(":")
     if not form:
-        return plain in (*CHECKPOINTS, *FAMILIES, *LARGE, *VIDEOS, DEMO)
+        return plain in (*CHECKPOINTS, *FAMILIES, *LARGE, *WHOLES, DEMO)
     is_written = form in FORMATS and (not FORMATS[form].gguf or plain in gguf_file.ARCHITECTURES)
     return plain in (*FAMILIES, *LARGE) and is_written
 
@@ -98,17 +103,17 @@ def sizes_of(name: str, is_small: bool) -> list[Size]:
         return _SMALL if is_small else CHECKPOINTS[name]
     if name == DEMO:
         return [(64, 64, 1, text) for *_, text in DEMO_SIZES] if is_small else DEMO_SIZES
-    if name in VIDEOS and not is_small:
-        return [(*VIDEOS[name].size, 1, "")]
-    transformer = VIDEOS[name].models[0] if name in VIDEOS else name.partition(":")[0]
+    if name in WHOLES and not is_small:
+        return [(*WHOLES[name].size, 1, "")]
+    transformer = WHOLES[name].models[0] if name in WHOLES else name.partition(":")[0]
     found: list[Size] = [(*size, 1, "") for size in family(transformer, is_small).sizes]
-    return found[:1] if name in VIDEOS else found
+    return found[:1] if name in WHOLES else found
 
 
 def steps_of(name: str, is_small: bool) -> int:
     """Of a whole prompt."""
-    if name in VIDEOS:
-        return VIDEOS[name].steps * len(VIDEOS[name].models)
+    if name in WHOLES:
+        return WHOLES[name].steps * len(WHOLES[name].models)
     if is_small:
         return 3
     return rig.STEPS if name in CHECKPOINTS or name == DEMO else 10
@@ -121,8 +126,8 @@ def is_transformer(name: str) -> bool:
 
 def files_of(name: str) -> list[str]:
     """The names of the files that `family_models.ensure` makes for a model."""
-    if name in VIDEOS:
-        return [*VIDEOS[name].models, f"{VIDEOS[name].vae}-vae"]
+    if name in WHOLES:
+        return [*WHOLES[name].models, f"{WHOLES[name].vae}-vae"]
     return [name] if is_transformer(name) else []
 
 
@@ -134,10 +139,19 @@ def make(
     checkpoints = {}
     for name in names:
         if name in CHECKPOINTS:
-            made = generated.ensure("sd15-mini" if is_small else name, setup.python, setup.comfyui)
+            plain = "sd15-mini" if is_small else name.removesuffix("-controlnet")
+            made = generated.ensure(plain, setup.python, setup.comfyui)
             link(made, models / "checkpoints" / made.name)
             checkpoints[name] = made.name
+        if name == CONTROLLED:
+            net = generated.ensure(_control_net(is_small), setup.python, setup.comfyui)
+            (models / "controlnet").mkdir(exist_ok=True)
+            link(net, models / "controlnet" / net.name)
     return checkpoints
+
+
+def _control_net(is_small: bool) -> str:
+    return "sd15-mini-controlnet" if is_small else CONTROLLED
 
 
 # --- prompts --------------------------------------------------------------------------------------------------------
@@ -149,14 +163,16 @@ def prompt(
     """A prompt that saves its latents. steps: of the whole prompt."""
     if name in CHECKPOINTS:
         nodes = rig.prompt(checkpoints[name], size, steps, seed)
-    elif name in VIDEOS:
-        nodes = video(name, size, seed, is_small)
+        if name == CONTROLLED:
+            nodes = rig.with_control_net(nodes, generated.file_name(_control_net(is_small)), *size[:2])
+    elif name in WHOLES:
+        nodes = whole(name, size, seed, is_small)
     elif name == DEMO:
         nodes = _demo(size, steps, seed)
     else:
         plain, _, form = name.partition(":")
         nodes = transformer(plain, family(plain, is_small), size, steps, seed, form)
-    slow = is_small and name in VIDEOS  # a CPU compiles a decoder of videos for minutes
+    slow = is_small and name in WHOLES  # a CPU compiles a decoder of videos for minutes
     return as_contender(nodes, contender, "eager" if slow else "")
 
 
@@ -193,16 +209,23 @@ def transformer(name: str, made: Family, size: Size, steps: int, seed: int, form
     return rig.sampled({"load": load, "latent": latent, **conditioning(made)}, ["load", 0], seed, steps, 1.0, "simple")
 
 
-def video(name: str, size: Size, seed: int, is_small: bool) -> dict[str, Any]:
+def whole(name: str, size: Size, seed: int, is_small: bool) -> dict[str, Any]:
     """Sample with each model in turn, decode, and save one frame: all would take seconds."""
-    row = VIDEOS[name]
+    row = WHOLES[name]
     made = family(row.models[0], is_small)
-    frames = 9 if is_small else row.frames
+    frames = {} if row.frames == 1 else {"length": 9 if is_small else row.frames}
     nodes: dict[str, Any] = {
         **conditioning(made),
-        "latent": node(made.latent, width=size[0], height=size[1], length=frames, batch_size=1),
+        "latent": node(made.latent, width=size[0], height=size[1], batch_size=1, **frames),
         "vae": node("VAELoader", vae_name=file_of(f"{row.vae}-vae")),
     }
+    texts = {"positive": ["positive", 0], "negative": ["negative", 0]}
+    if not frames:
+        nodes["given"] = node("EmptyImage", width=size[0], height=size[1], batch_size=1, color=0x808080)
+        nodes["encoded"] = node("VAEEncode", pixels=["given", 0], vae=["vae", 0])
+        for text, link in texts.items():
+            nodes[f"{text}-edit"] = node("ReferenceLatent", conditioning=link, latent=["encoded", 0])
+        texts = {text: [f"{text}-edit", 0] for text in texts}
     samples = ["latent", 0]
     for number, model in enumerate(row.models):
         nodes[f"load{number}"] = node("UNETLoader", unet_name=file_of(model), weight_dtype="default")
@@ -210,7 +233,7 @@ def video(name: str, size: Size, seed: int, is_small: bool) -> dict[str, Any]:
         nodes[f"sample{number}"] = node(
             "KSamplerAdvanced", model=[f"load{number}", 0], add_noise="disable" if number else "enable",
             noise_seed=seed, steps=row.steps * len(row.models), cfg=1.0, sampler_name="euler", scheduler="simple",
-            positive=["positive", 0], negative=["negative", 0], latent_image=samples,
+            **texts, latent_image=samples,
             start_at_step=number * row.steps, end_at_step=(number + 1) * row.steps,
             return_with_leftover_noise="disable" if is_last else "enable",
         )  # fmt: skip

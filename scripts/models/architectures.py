@@ -82,11 +82,11 @@ def _sdxl() -> Shapes:
     return shapes
 
 
-def _sd15_mini_controlnet() -> Shapes:
+def _controlnet(unet: dict[str, Any]) -> Shapes:
     import comfy.cldm.cldm
     import comfy.ops
 
-    config = {name: value for name, value in SD15_MINI.items() if name not in _DECODER_ONLY}
+    config = {name: value for name, value in unet.items() if name not in _DECODER_ONLY}
     operations = comfy.ops.disable_weight_init
     model = comfy.cldm.cldm.ControlNet(**config, hint_channels=3, device="meta", operations=operations)
     return _shapes(model, "")
@@ -114,7 +114,8 @@ _BUILDERS: dict[str, Callable[[], Shapes]] = {
     "sd15": lambda: _sd15(SD15, 128),
     "sdxl-mini": _sdxl_mini,
     "sdxl": _sdxl,
-    "sd15-mini-controlnet": _sd15_mini_controlnet,
+    "sd15-mini-controlnet": lambda: _controlnet(SD15_MINI),
+    "sdxl-controlnet": lambda: _controlnet(SDXL),
     "sd3-tiny": _sd3_tiny,
     "flux-tiny": _flux_tiny,
 }

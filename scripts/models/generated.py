@@ -38,6 +38,7 @@ KINDS = {
     "sd15": Kind("checkpoints", 2130, "full SD1.5 architecture: UNet, CLIP-L, VAE"),
     "sdxl": Kind("checkpoints", 6940, "full SDXL architecture: UNet, CLIP-L, CLIP-G, VAE"),
     "sd15-mini-controlnet": Kind("controlnet", 60, "a ControlNet for sd15-mini"),
+    "sdxl-controlnet": Kind("controlnet", 2500, "a ControlNet for sdxl"),
     "sd3-tiny": Kind("checkpoints", 90, "SD3, hidden size 128, 2 blocks, small VAE decoder, no text encoders"),
     "flux-tiny": Kind("diffusion_models", 2, "Flux, hidden size 128, 1 + 1 blocks, UNet only"),
 }

@@ -125,7 +125,7 @@ def test_a_model_that_does_not_exist_is_an_error() -> None:
     assert not any(map(workloads.known, ("unknown", "flux:fp9", "ltx:q4-k", "sdxl:int8")))
 
 
-@pytest.mark.parametrize("name", [*workloads.CHECKPOINTS, *workloads.VIDEOS, "flux", "ltx", "minimax-h3", "demo"])
+@pytest.mark.parametrize("name", [*workloads.CHECKPOINTS, *workloads.WHOLES, "flux", "ltx", "minimax-h3", "demo"])
 @pytest.mark.parametrize("contender", workloads.CONTENDERS)
 def test_only_the_contenders_nodes_differ_from_stocks(name: str, contender: str) -> None:
     size = workloads.sizes_of(name, False)[0]
@@ -133,7 +133,7 @@ def test_only_the_contenders_nodes_differ_from_stocks(name: str, contender: str)
     nodes, stock = workloads.prompt(name, contender, *given), workloads.prompt(name, "stock", *given)
     added = {node["class_type"] for key, node in nodes.items() if key not in stock}
     assert bool(added) == (contender != "stock")
-    links = {"model", "vae"}
+    links = {"model", "vae", "control_net"}
     for key, node in stock.items():
         assert {each: nodes[key]["inputs"][each] for each in node["inputs"].keys() - links} == {
             each: node["inputs"][each] for each in node["inputs"].keys() - links
