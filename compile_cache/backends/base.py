@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from ..config import CacheConfig
-from ..errors import BypassReason
+from ..errors import BypassCode, BypassReason
 from ..keys import Component, GraphKey
 from ..regions.site import HookBuilder, Progress, SilentProgress
 from ..stats import Stats
@@ -103,6 +103,11 @@ class Call:
         """
         comes = self.is_behind and self.capture_blocker is None
         return (self.is_compared or comes) and self.forward_bypass is None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Some of its weights are not on the device: blocks that lack theirs run eagerly."""
+        return self.capture_blocker is not None and self.capture_blocker.code is BypassCode.STREAMED_WEIGHTS
 
 
 class Graph(Protocol):

@@ -75,7 +75,7 @@ class GraphCache:
         runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
         timed = capture_key(program, call) if call.is_timed else None
-        with self._lock, self.whole_calls.timed(timed, call.is_compared, program.waits):
+        with self._lock, self.whole_calls.timed(timed, call.is_compared, program.waits, call.is_streamed):
             begun = self._begin(program, call)
             if recheck is not None and (call_now := recheck()) is not call:
                 begun = self._begin(program, call_now)
@@ -103,7 +103,7 @@ class GraphCache:
         self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None
     ) -> tuple[Action, BypassReason | None]:
         """The fastest correct path, and why it is slower than it might be. blocker: why the call is not captured."""
-        bypass = call.forward_bypass or self.whole_calls.reason(key, call.is_compared)
+        bypass = call.forward_bypass or self.whole_calls.reason(key, call.is_compared, call.is_streamed)
         if bypass is not None:
             return Action.EAGER, bypass
         uncaptured = Action.REGIONS if program.capabilities.compiles else Action.EAGER

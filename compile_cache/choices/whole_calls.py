@@ -115,9 +115,9 @@ class WholeCalls:
         self._without_memory: set[tuple[str, str]] = set()  # devices and size classes whose original found too little
         self._runs: deque[_Run] = deque(maxlen=_MOST_RUNS)  # that the device may not have finished yet
 
-    def reason(self, key: CaptureKey, in_turn: bool) -> BypassReason | None:
-        """Why a call runs eager; None if it runs compiled, or waits for its code."""
-        return self._reason(key.device, _size_of(key, in_turn))
+    def reason(self, key: CaptureKey, in_turn: bool, streamed: bool = False) -> BypassReason | None:
+        """Why a call runs eager; None if it runs compiled, or waits for its code. streamed: see `Call.is_streamed`."""
+        return self._reason(key.device, _size_of(key, in_turn, streamed))
 
     def _reason(self, device: str, size: Size) -> BypassReason | None:
         known = self._known(device, size)
@@ -135,9 +135,9 @@ class WholeCalls:
         return None if trial is None else (decides, trial)
 
     @contextmanager
-    def timed(self, key: CaptureKey | None, in_turn: bool, waits: bool) -> Iterator[None]:
+    def timed(self, key: CaptureKey | None, in_turn: bool, waits: bool, streamed: bool = False) -> Iterator[None]:
         """A call runs inside, by what `reason` says. key: None for a call that is not compared. waits: its module's
-        latest call ran originals whose code was coming.
+        latest call ran originals whose code was coming. streamed: see `Call.is_streamed`.
 
         Where the original finds too little memory, calls of its size class run compiled from then on.
         """
@@ -146,7 +146,7 @@ class WholeCalls:
         if key is None:
             yield
             return
-        size = _size_of(key, in_turn)
+        size = _size_of(key, in_turn, streamed)
         known = self._known(key.device, size)
         is_original = self._reason(key.device, size) is not None
         size_known, trial = known or (size, Trial())
@@ -237,19 +237,19 @@ def _way_of(risen: Sequence[float]) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _size_of(key: CaptureKey, in_turn: bool) -> Size:
+def _size_of(key: CaptureKey, in_turn: bool, streamed: bool) -> Size:
     graph = key.graph
     shape = graph.signature.latent_shape
-    return Size(_size_class(key), graph.digest()[:12], shape, graph.model[:12], graph.role.value, in_turn)
+    return Size(_size_class(key, streamed), graph.digest()[:12], shape, graph.model[:12], graph.role.value, in_turn)
 
 
-def _size_class(key: CaptureKey) -> str:
-    """Key of a size class: model, role, dtype, numel rounded down to a power of two."""
+def _size_class(key: CaptureKey, streamed: bool) -> str:
+    """Key of a size class: model, role, dtype, numel rounded down to a power of two, whether weights are streamed."""
     graph = key.graph
     latent = graph.signature.tensors[0][1]
     is_video = len(latent.shape) == 5 and latent.shape[2] > 1
     kind = (graph.model, graph.role.value, graph.backend, latent.dtype, is_video, key.torch_flags)
-    return digest((*kind, prod(latent.shape).bit_length()))
+    return digest((*kind, prod(latent.shape).bit_length(), *(("streamed",) if streamed else ())))
 
 
 def _left_alone(size: Size, trial: Trial) -> BypassReason:

@@ -208,6 +208,17 @@ def test_another_class_is_compared_for_itself(other: tuple[int, ...]) -> None:
     assert [rig.run(other) for _ in TURNS] == TURNS
 
 
+def test_calls_whose_weights_are_not_on_the_device_are_compared_for_themselves() -> None:
+    rig = Rig(compiled=1.0, original=2.0)
+    blocker = BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are on cpu and cuda")
+    assert [rig.run() for _ in range(5)] == [*TURNS, "compiled"]
+    rig.device.takes["compiled"] = 3.0  # most blocks lack their weights and run as they are
+    assert [rig.run(capture_blocker=blocker) for _ in range(5)] == [*TURNS, "original"]
+    assert rig.run() == "compiled"
+    other = BypassReason(BypassCode.CAPTURE_FAILED, "a stream is captured")
+    assert rig.run(capture_blocker=other) == "compiled"
+
+
 def test_torchs_settings_are_compared_for_themselves() -> None:
     rig = Rig(2.0, 1.0)
     rig.settle()
