@@ -71,8 +71,7 @@ def lines(run: Run) -> list[str]:
 def reasons(run: Run) -> list[Text]:
     """Why the run waited, and why calls were bypassed: one sentence each."""
     sentences = [Text("{text}: {why}.", text=row.text, why=row.why) for row in _work(run) if row.why]
-    for code, count in run.bypasses.items():
-        sentences.append(Text("{why} ({count} times).", why=in_short(code), count=count))
+    sentences += [Text("{why} ({count} times).", why=in_short(code), count=n) for code, n in run.bypasses.items()]
     if run.why_no_calls:
         sentences.append(Text("{why}.", why=run.why_no_calls))
     kept = list(dict.fromkeys(text.as_sentence() for text in sentences))
@@ -110,8 +109,7 @@ def log_line(run: Run) -> str:
         line += f": {run.why_no_calls}"
     if run.waited >= SHORT_WAIT:
         line += f", waited {time_text(run.waited)}"
-    new = [event.text for event in run.events if event.kind == "signature"]
-    if new:
+    if new := [event.text for event in run.events if event.kind == "signature"]:
         more = "; ..." if len(new) > _MAX_NEW_SIGNATURES else ""
         line += f"; new: {'; '.join(new[:_MAX_NEW_SIGNATURES])}{more}"
     if run.bypasses:
@@ -254,9 +252,12 @@ def _modules(modules: Iterable[Mapping[str, Any]]) -> Iterable[Text]:
 
 
 def _attention(choice: Mapping[str, Any]) -> Text:
+    """The kernel of a shape and why: the times, the tokens of a shape nearby that was timed, or that others failed."""
+    shape, like = ("x".join(map(str, choice[name] or ())) for name in ("q", "like"))
     times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(choice["milliseconds"].items()))
-    shape = "x".join(map(str, choice["q"]))
-    return Text("attention of {shape} with {kernel}: {times}", shape=shape, kernel=choice["kernel"], times=times)
+    failed = ", ".join(choice["failed"])
+    why = Text("as for {tokens} tokens", tokens=like) if like else times or Text("{kernels} failed", kernels=failed)
+    return Text("attention of {shape} with {kernel}: {why}", shape=shape, kernel=choice["kernel"], why=why)
 
 
 def _compared(comparison: Mapping[str, Any]) -> Text:
@@ -267,11 +268,10 @@ def _compared(comparison: Mapping[str, Any]) -> Text:
         "compiled": f"{comparison['seconds']:.3g}",
         "eager": f"{comparison['original_seconds']:.3g}",
     }
+    text = "{what} {shape} runs compiled: {compiled} s, {eager} s eager on this device"
     if comparison["is_left_alone"]:
-        return Text(
-            "{what} {shape} falls back to eager: {compiled} s compiled, {eager} s eager on this device", **values
-        )
-    return Text("{what} {shape} runs compiled: {compiled} s, {eager} s eager on this device", **values)
+        text = "{what} {shape} falls back to eager: {compiled} s compiled, {eager} s eager on this device"
+    return Text(text, **values)
 
 
 def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:

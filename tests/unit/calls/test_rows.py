@@ -237,6 +237,14 @@ def test_the_report_has_each_fact_once() -> None:
         "hits": 7,
         "bytes": 3 << 19,
     }
+    timed: dict[str, Any] = {
+        "q": [2, 3, 9, 8],
+        "kernel": "math",
+        "milliseconds": {"math": 1.0, "flash": 2.0},
+        "like": None,
+    }
+    near = {"q": [2, 3, 6, 8], "kernel": "math", "milliseconds": {}, "like": [9, 77], "failed": {}}
+    failed = {"q": [2, 3, 5, 8], "kernel": "torch", "milliseconds": {}, "like": None, "failed": {"flash": "no kernel"}}
     data = {
         "counters": {"region_compiles": 15, "stall_seconds": 2.25, "bypasses": {"gradient": 3}},
         "regions_ready": 2,
@@ -246,7 +254,7 @@ def test_the_report_has_each_fact_once() -> None:
         "modules": [
             {"blocks": {"known": 4}, "regions_compiled": 2, "regions": 4, "formats": ["fp8"], "left_out": ["mid"]}
         ],
-        "attention": [{"q": [2, 3, 9, 8], "kernel": "math", "milliseconds": {"math": 1.0, "flash": 2.0}}],
+        "attention": [{**timed, "failed": {"cudnn": "no plan"}}, near, failed],
         "whole_calls": [{**decode, "is_settled": settled, "is_left_alone": alone} for settled, alone in states],
         "measurements": [
             {"device": "H100", "date": "2026-11-27", "model": "SDXL", "text": "1024x1024: 1.10 s, 2.9x stock"}
@@ -261,6 +269,8 @@ def test_the_report_has_each_fact_once() -> None:
         "2 of 4 regions compiled; blocks: 4 known",
         "  weights: fp8",
         "attention of 2x3x9x8 with math: flash 2.00 ms, math 1.00 ms",
+        "attention of 2x3x6x8 with math: as for 9x77 tokens",
+        "attention of 2x3x5x8 with torch: flash failed",
         "decoding 1x16x21x60x104 falls back to eager: 1.3 s compiled, 1.1 s eager on this device",
         "decoding 1x16x21x60x104 runs compiled: 1.3 s, 1.1 s eager on this device",
         "measured on H100, 2026-11-27: SDXL 1024x1024: 1.10 s, 2.9x stock",
