@@ -28,9 +28,10 @@ from . import runs
 from .image_comparison import LEVELS
 
 ON, OFF = "on", "off"
-# PSNR in dB. Differences above the first are hard to see. Between the two are pictures in half precision: compiled and
-# stock differ there as much as stock does with another attention. What is below was not computed alike.
-_SAME, _NEARLY = 40.0, 25.0
+# PSNR in whole dB, as it is shown. Differences from the first on are hard to see. Between the two are pictures in half
+# precision: compiled and stock differ there as much as stock does with another attention. What is below was not
+# computed alike.
+_SAME, _NEARLY = 40, 25
 
 Key = tuple[str, str]  # the model's structure and the size
 
@@ -79,11 +80,10 @@ class Measurement:
     def _picture(self, mse: float) -> Text:
         if not mse:
             return Text("identical picture")
-        psnr = 10 * math.log10(LEVELS**2 / mse)
-        decibels = f"{psnr:.0f}"
-        if psnr >= _SAME:
+        decibels = round(10 * math.log10(LEVELS**2 / mse))
+        if decibels >= _SAME:
             return Text("same picture (PSNR {decibels} dB)", decibels=decibels)
-        if psnr >= _NEARLY:
+        if decibels >= _NEARLY:
             return Text("nearly the same picture (PSNR {decibels} dB)", decibels=decibels)
         return Text("another picture (PSNR {decibels} dB)", decibels=decibels)
 
@@ -114,7 +114,8 @@ class Measurement:
         return Text("{size}: {result}", size=self.size, result=self.result())
 
 
-_pictures: dict[tuple[str, str], list[torch.Tensor]] = {}  # by measure and arm, of the latest prompt of that arm
+# By measure and arm: (height, width, channels) in levels, of each picture or frame of that arm's latest prompt.
+_pictures: dict[tuple[str, str], list[torch.Tensor]] = {}
 _saved_seconds = 0.0
 
 
@@ -126,7 +127,12 @@ def keep_picture(measure: str, arm: str, images: Any) -> None:
     for other in [key for key in _pictures if key[0] != measure]:
         del _pictures[other]
     is_picture = isinstance(images, torch.Tensor) and images.ndim == 4
-    _pictures[measure, arm] = [(images.clamp(0, 1) * LEVELS).round().to("cpu", torch.uint8)] if is_picture else []
+    _pictures[measure, arm] = [_in_levels(each) for each in images] if is_picture else []
+
+
+def _in_levels(image: torch.Tensor) -> torch.Tensor:
+    """As a file has it. Not a number is black."""
+    return (image.nan_to_num(0.0).clamp(0, 1) * LEVELS).round().to("cpu", torch.uint8)
 
 
 def finish(body: Mapping[str, Any]) -> Measurement | None:
@@ -194,9 +200,9 @@ def _mse(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | None:
     """The mean squared error of the worst pair, in levels of 255; the largest that there is for other shapes."""
     if not ours or not stock:
         return None
-    if ours[0].shape != stock[0].shape:
+    if [each.shape for each in ours] != [each.shape for each in stock]:
         return LEVELS**2
-    return max(float((one.float() - other).square().mean()) for one, other in zip(ours[0], stock[0], strict=True))
+    return max(float((one.float() - other).square().mean()) for one, other in zip(ours, stock, strict=True))
 
 
 def of(run: Run) -> Measurement | None:

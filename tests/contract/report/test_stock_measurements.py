@@ -108,6 +108,48 @@ def test_another_picture_is_called_so_and_without_one_no_difference_is_said(meas
     assert measured.finish(body(measure="2")).result() == "1.1 s, 2.9x stock (3.2 s)"
 
 
+def said_of(measured: ModuleType, ours: torch.Tensor, stock: torch.Tensor) -> str:
+    measured.keep_picture("1", "on", ours)
+    measured.keep_picture("1", "off", stock)
+    return str(measured.finish(body()).result()).partition("(3.2 s)")[2]
+
+
+@pytest.mark.parametrize(
+    ("psnr", "said"),
+    [
+        (39.6, "same picture (PSNR 40 dB)"),
+        (39.4, "nearly the same picture (PSNR 39 dB)"),
+        (24.6, "nearly the same picture (PSNR 25 dB)"),
+        (24.4, "another picture (PSNR 24 dB)"),
+    ],
+)
+def test_the_words_go_by_the_number_that_is_shown(measured: ModuleType, psnr: float, said: str) -> None:
+    found = measured.Measurement("SDXL", "abc", "8x8", "H200", 20, 1.0, 3.0, mse=255**2 / 10 ** (psnr / 10))
+    assert found.result() == f"1.0 s, 3.0x stock (3.0 s), {said}"
+
+
+def test_of_a_batch_or_a_video_the_worst_frame_counts(measured: ModuleType) -> None:
+    frames = PICTURE.repeat(5, 1, 1, 1)
+    other = frames.clone()
+    other[3] = 1 - other[3]
+    assert said_of(measured, frames, frames) == ", identical picture"
+    assert said_of(measured, other, frames) == ", another picture (PSNR 5 dB)", "not 12 dB, as of all frames"
+    assert said_of(measured, frames[:4], frames) == ", another picture (PSNR 0 dB)"
+    assert said_of(measured, frames[:0], frames[:0]) == "", "no frame at all"
+
+
+def test_an_alpha_channel_counts_as_the_colours_do(measured: ModuleType) -> None:
+    opaque = torch.cat([PICTURE, torch.ones(1, 4, 4, 1)], dim=-1)
+    other = opaque.clone()
+    other[..., 3] = 0
+    assert said_of(measured, opaque, opaque) == ", identical picture"
+    assert said_of(measured, opaque, other) == ", another picture (PSNR 6 dB)"
+
+
+def test_a_picture_of_no_numbers_is_another_one(measured: ModuleType) -> None:
+    assert said_of(measured, PICTURE * float("nan"), PICTURE) == ", another picture (PSNR 5 dB)"
+
+
 def test_the_latest_picture_of_an_arm_counts_and_a_cancel_forgets_them(measured: ModuleType) -> None:
     measured.keep_picture("1", "on", 1 - PICTURE)  # of the first prompt, which compiles
     measured.keep_picture("1", "on", PICTURE)
