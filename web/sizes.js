@@ -80,7 +80,7 @@ export function modelTable(model, measurements, said, hasCaptures, t) {
     .filter((each) => each.structure === model.model)
     .map((each) => [say(each.text, each.words, t), each.date])
     .filter(([text]) => text !== said)
-    .map(([text, date]) => `${text} (${date})`);
+    .map(([figure, date]) => t("{figure}, measured on {date}", { figure, date }));
   return element(
     "div",
     { class: "resolute-model" },
