@@ -99,7 +99,7 @@ export class Live extends EventTarget {
   // The JSON of an answer. Throws the server's sentence if it refused.
   async answer(response) {
     const json = await response.json().catch(() => null);
-    if (!response.ok) throw new Error(json?.error?.message ?? `${response.status} ${response.statusText}`);
+    if (!response.ok) throw new Error(refusal(json) ?? `${response.status} ${response.statusText}`);
     return json;
   }
 
@@ -114,6 +114,15 @@ export class Live extends EventTarget {
   get readySizes() {
     return this.cache?.sizes_ready ?? 0;
   }
+}
+
+// Why a request was refused. Of a prompt ComfyUI says only that it is wrong, and names the node beside that.
+function refusal(json) {
+  const [node] = Object.values(json?.node_errors ?? {});
+  const [wrong] = node?.errors ?? [];
+  if (!wrong) return json?.error?.message;
+  const title = window.LiteGraph.registered_node_types[node.class_type]?.title ?? node.class_type;
+  return `${title}: ${wrong.message}: ${wrong.details.split(" not in ")[0]}`; // without the list of all files
 }
 
 // The first line of what a node threw.

@@ -149,6 +149,15 @@ def test_what_cannot_be_measured_is_said_and_queues_nothing(page: FrontEnd, serv
     assert len(server.client.get("/history")) == before
 
 
+def test_a_file_that_is_missing_is_named_with_its_node(page: FrontEnd) -> None:
+    page.load_prompt(compiled())
+    page.widgets({"CheckpointLoaderSimple.ckpt_name": "none.safetensors"})
+    page.open_panel()
+    press(page, "measure")
+    refusal = "Load Checkpoint: Value not in list: ckpt_name: 'none.safetensors'"
+    assert said(page, "none.safetensors") == refusal, "ComfyUI's own says only that the prompt failed validation"
+
+
 def test_a_workflow_that_fails_says_why_and_a_new_prompt_takes_the_red_sentence_away(
     page: FrontEnd, server: ComfyServer
 ) -> None:
