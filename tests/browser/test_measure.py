@@ -59,6 +59,7 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
     assert kept.count() == 0, "not a second time while the panel says it"
     press(page, "copy")
     kept.wait_for()
+    assert kept.inner_text() == f"{text}, measured on {found['date']}"
     assert page.texts()["Compile Model"] == text, "not that Resolute was off in the last prompt"
     assert f"measured on cpu, {found['date']}: SD15 {text}" in server.client.get("/resolute/report")["text"]
     page.queue()
