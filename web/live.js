@@ -122,7 +122,7 @@ function refusal(json) {
   const [wrong] = node?.errors ?? [];
   if (!wrong) return json?.error?.message;
   const title = window.LiteGraph.registered_node_types[node.class_type]?.title ?? node.class_type;
-  return `${title}: ${wrong.message}: ${wrong.details.split(" not in ")[0]}`; // without the list of all files
+  return `${title}: ${wrong.message}: ${(wrong.details ?? "").split(" not in ")[0]}`; // without the list of all files
 }
 
 // The first line of what a node threw.

@@ -47,7 +47,7 @@ class Row:
 
 
 def status(run: Run, measured: Text | None = None) -> Text:
-    """The result in up to three lines, as the node shows it: "384x256, batch 2: nothing compiled, 21 ms/step".
+    """The result in up to three lines, as the node shows it: "384x256, batch 2: no compile needed, 21 ms/step".
 
     measured: what *Measure against stock* found for this model and size. A run without a wait shows it below.
     """
@@ -166,7 +166,7 @@ def _results(run: Run) -> list[str]:
     waits = [Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else []
     done = [came_text(run.came), *done] if run.came else [*done, *waits]
     if not (run.came or waits or any(run.counts.get(name, 0) for name in SAID.values())):
-        done.insert(0, Text("nothing compiled") if answered else Text("ran uncompiled"))
+        done.insert(0, Text("no compile needed") if answered else Text("ran uncompiled"))
     return [*done, *_speed(run)]
 
 

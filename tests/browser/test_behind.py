@@ -134,7 +134,7 @@ def test_a_first_prompt_says_when_it_gets_faster_and_a_later_one_that_it_is(
     tab.screenshot(path=screenshots / "behind-faster.png")
     assert page.cut_texts() == []
     run(page, seed=90, steps=2)
-    assert "nothing compiled" in page.texts()["Compile Model"]
+    assert "no compile needed" in page.texts()["Compile Model"]
 
 
 def test_the_variable_wins_over_the_setting_which_counts_after_a_restart(

@@ -47,7 +47,7 @@ def test_a_user_speeds_up_a_workflow_in_five_steps(page: FrontEnd, screenshots: 
 
     page.queue()
     assert page.wait()["name"] == "execution_success"
-    result = r"nothing compiled, .*/step" if vue else r"compiled \d regions? in .* s/step"
+    result = r"no compile needed, .*/step" if vue else r"compiled \d regions? in .* s/step"
     assert re.match(rf"144x112: {result}", page.texts()["Compile Model"])
     assert page.pictures() == {"Save Image": 1}
     steps.did("pressed Run again: the picture")
@@ -55,8 +55,8 @@ def test_a_user_speeds_up_a_workflow_in_five_steps(page: FrontEnd, screenshots: 
     page.widgets({"EmptyLatentImage.width": 128})
     page.queue()
     assert page.wait()["name"] == "execution_success"
-    assert re.match(r"128x112: nothing compiled, .*/step", page.texts()["Compile Model"])
-    steps.did("changed the width, pressed Run: nothing compiled")
+    assert re.match(r"128x112: no compile needed, .*/step", page.texts()["Compile Model"])
+    steps.did("changed the width, pressed Run: no compile needed")
     page.page.screenshot(path=screenshots / f"first-steps{suffix}.png")
     (screenshots / f"first-steps{suffix}.txt").write_text("\n".join(steps.lines) + "\n", "utf-8")
     assert page.overlaps() == []
@@ -121,7 +121,7 @@ def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshot
         has_said(page, r"^(starting the compiler, then \d+ regions|compiling \d+ of \d+), [1-9]")
         page.page.screenshot(path=screenshots / "first-steps-3-compiling.png")
     assert page.wait(seconds=1500.0)["name"] == "execution_success"
-    result = "(nothing compiled|compiled 3 regions in .*)" if leave_out else r"compiled \d+ regions in [\d.]+ s"
+    result = "(no compile needed|compiled 3 regions in .*)" if leave_out else r"compiled \d+ regions in [\d.]+ s"
     assert re.match(rf"168x104: {result}, .*/step", page.texts()["Compile Model"])
     assert page.pictures() == {"Save Image": 1}
     done(3, "pressed Run: it compiled, then the picture")
@@ -129,15 +129,15 @@ def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshot
     page.widgets({"ResoluteResolution.width": 152})
     page.queue()
     assert page.wait()["name"] == "execution_success"
-    assert re.match(r"152x104: nothing compiled, .*/step", page.texts()["Compile Model"])
-    done(4, "changed the size, pressed Run: nothing compiled")
+    assert re.match(r"152x104: no compile needed, .*/step", page.texts()["Compile Model"])
+    done(4, "changed the size, pressed Run: no compile needed")
 
     page.widgets({"KSampler.seed": 7})
     page.queue()
     assert page.wait()["name"] == "execution_success"
-    assert re.match(r"152x104: nothing compiled, .*/step", page.texts()["Compile Model"])
+    assert re.match(r"152x104: no compile needed, .*/step", page.texts()["Compile Model"])
     page.page.locator(".resolute-badge", has_text="Resolute: ready").wait_for()
-    done(5, "pressed Run once more: nothing compiled")
+    done(5, "pressed Run once more: no compile needed")
 
     page.open_panel()
     page.page.locator("[data-action=measure]").click()

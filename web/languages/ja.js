@@ -199,7 +199,7 @@ export default {
   "captured in {time}": "{time} でキャプチャ",
   "chose {count} attention kernels in {time}": "アテンションのカーネルを {count} 個 {time} で選択",
   "the first use of a shape since ComfyUI started": "ComfyUI の起動後、この形状は最初の使用です",
-  "nothing compiled": "コンパイルなし",
+  "no compile needed": "コンパイル不要",
   "compiling meanwhile": "並行してコンパイル中",
   "ready in about {time}, {doing} as ComfyUI does until then": "約 {time} で準備完了、それまでは ComfyUI のまま{doing}",
   "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "この種のカードでは、大きなモデルの {format} ファイルは bf16 の約 {times} 倍の速さです（docs/formats.md）。",

@@ -199,7 +199,7 @@ export default {
   "captured in {time}": "已擷取，用時 {time}",
   "chose {count} attention kernels in {time}": "選擇了 {count} 個注意力核心，用時 {time}",
   "the first use of a shape since ComfyUI started": "ComfyUI 啟動後首次使用該形狀",
-  "nothing compiled": "無需編譯",
+  "no compile needed": "無需編譯",
   "compiling meanwhile": "同時編譯中",
   "ready in about {time}, {doing} as ComfyUI does until then": "約 {time} 後就緒，在此之前由 ComfyUI 照原樣{doing}",
   "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "在這類顯示卡上，大型模型的 {format} 檔案速度約為 bf16 的 {times} 倍（docs/formats.md）。",

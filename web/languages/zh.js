@@ -199,7 +199,7 @@ export default {
   "captured in {time}": "已捕获，用时 {time}",
   "chose {count} attention kernels in {time}": "选择了 {count} 个注意力内核，用时 {time}",
   "the first use of a shape since ComfyUI started": "ComfyUI 启动后首次使用该形状",
-  "nothing compiled": "无需编译",
+  "no compile needed": "无需编译",
   "compiling meanwhile": "同时编译中",
   "ready in about {time}, {doing} as ComfyUI does until then": "约 {time} 后就绪，在此之前由 ComfyUI 原样{doing}",
   "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "在这类显卡上，大型模型的 {format} 文件速度约为 bf16 的 {times} 倍（docs/formats.md）。",

@@ -16,7 +16,7 @@ PICTURE = torch.linspace(0, 1, 48).reshape(1, 4, 4, 3)
 RUN: dict[str, Any] = {
     "model": "SDXL", "structure": "abc", "size": "1024x1024", "steps": 20, "role": "unet", "seconds": 1.0,
     "file": "sdxl.safetensors", "prompt_id": "p", "counts": {"replays": 20, "graph_calls": 0}, "reasons": [],
-    "lines": ["nothing compiled, 50 ms/step"], "bypasses": {},
+    "lines": ["no compile needed, 50 ms/step"], "bypasses": {},
 }  # fmt: skip
 
 

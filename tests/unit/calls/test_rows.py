@@ -36,7 +36,7 @@ def event(kind: str, start: float, seconds: float, text: str = "") -> Event:
 
 
 STATUS = [
-    ({"batch": 2, "seconds": 0.084}, "384x256, batch 2: nothing compiled, 21 ms/step"),
+    ({"batch": 2, "seconds": 0.084}, "384x256, batch 2: no compile needed, 21 ms/step"),
     (
         {"counts": {"captures": 1, "replays": 7}, "waited": 0.2, "seconds": 1.0, "waits": (wait("capture", 0, 0.2),)},
         "384x256: new size captured in 0.20 s, 0.20 s/step",
@@ -66,7 +66,7 @@ STATUS = [
     ({"counts": {"replays": 3}, "stopped": True}, "384x256: stopped"),
     ({"counts": {"graph_calls": 3}, "stopped": True, "regions": (8, 14)}, "384x256: stopped; 8 of 14 are kept"),
     ({"why_no_calls": "pack X answers in place of the model"}, "not compiled: pack X answers in place of the model"),
-    ({"role": "controlnet", "steps": 0}, "384x256: nothing compiled"),
+    ({"role": "controlnet", "steps": 0}, "384x256: no compile needed"),
     ({"counts": {"eager_calls": 4, "waiting_calls": 4}}, "384x256: compiling meanwhile, 0.50 s/step"),
     (
         {"counts": {"eager_calls": 2, "waiting_calls": 2}, "stopped": True, "regions": (0, 6)},
@@ -79,7 +79,7 @@ STATUS = [
     ),
     (
         {"counts": {"graph_calls": 4}, "bypasses": {"streamed_weights": 4}, "step_bytes": (17 * 10**9, 24 * 10**9)},
-        "384x256: nothing compiled, 0.50 s/step\nneeds 17 of 24 GB per step",
+        "384x256: no compile needed, 0.50 s/step\nneeds 17 of 24 GB per step",
     ),
 ]  # fmt: skip
 
@@ -180,7 +180,9 @@ def test_a_wait_for_comparisons_has_its_reason() -> None:
     found = run(counts=counts, waits=(wait("compile", 0, 1.5),), waited=1.5, width=512, height=512)
     compared = "compared 7 regions with the original in 1.5 s: the first size like this one since comfyui started."
     assert [str(text).lower() for text in rows.reasons(found)] == [compared]
-    assert rows.status(found) == "512x512: nothing compiled, compared 7 regions with the original in 1.5 s, 0.12 s/step"
+    assert (
+        rows.status(found) == "512x512: no compile needed, compared 7 regions with the original in 1.5 s, 0.12 s/step"
+    )
     compiled = run(counts={**counts, "region_compiles": 7}, waits=(wait("compile", 0, 1.5),), waited=1.5)
     assert not any("ompared" in text for text in rows.reasons(compiled)), "a compile contains it"
     assert rows.reasons(run(counts=counts, waits=(wait("compile", 0, 0.01),), waited=0.01)) == []
