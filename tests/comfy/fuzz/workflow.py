@@ -14,8 +14,8 @@ NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
 # Kinds of one level, which no ControlNet here fits, and whose weights are of 8 bits.
 QUANTIZED = ("quantized", "quantized fp8")
 SMALL = ("fp8", *QUANTIZED)
-# Patches that together leave a ControlNet no region: of a transformer's and of a residual block's code.
-_OF_ALL_BLOCKS = frozenset({"assigned code", "exchanged activation"})  # with both, no block is compiled
+# Patches of a transformer's and a residual block's code that together leave a model, or a ControlNet, no region.
+_OF_ALL_BLOCKS = frozenset({"assigned code", "exchanged activation"})
 _OF_ALL_OF_A_NET = frozenset({"assigned code", "exchanged method"})
 # Bypasses that a kind of model may cause.
 _BYPASSES = {"counting": {"foreign_model"}}
