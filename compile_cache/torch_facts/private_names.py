@@ -37,7 +37,6 @@ class Loss(Enum):
     HOST_VALUES = "forwards that make tensors on the host are not captured"
     RECOVERY = "after CUDA broke a capture, no other is made and memory is not freed until ComfyUI starts again"
     SPEED = "it takes somewhat longer"
-    NOTHING = "a torch that lacks it does not need it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ _TABLE = (
     ),
     _Name("release_pool", "torch._C", Loss.RECOVERY, "_cuda_releasePool", instead=lambda: lambda device, pool: None),
     _Name(
-        "register_fake_devices", "torch._C", Loss.NOTHING, "_ensureCUDADeviceGuardSet", instead=lambda: lambda: None
+        "register_fake_devices", "torch._C", Loss.GPU_WORKERS, "_ensureCUDADeviceGuardSet", instead=lambda: lambda: None
     ),
     _Name("driver_version", "torch._C", Loss.SPEED, "_cuda_getDriverVersion", instead=lambda: lambda: 0),
     _Name("is_in_use", "torch._C", Loss.SPEED, "_cuda_hasPrimaryContext", instead=lambda: lambda device: True),

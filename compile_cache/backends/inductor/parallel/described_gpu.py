@@ -58,13 +58,13 @@ def why_not(device: torch.device) -> str:
     if device.type == "cpu":
         return ""
     timed = [name for name in _TIMED if getattr(inductor_config, name, False)]
-    return _times_kernels(timed[0]) if timed else lost(Loss.GPU_WORKERS)
+    return _say(f"inductor times kernels while it compiles ({timed[0]})" if timed else lost(Loss.GPU_WORKERS))
 
 
 @functools.cache
-def _times_kernels(setting: str) -> str:
-    why = f"inductor times kernels while it compiles ({setting})"
-    logger.info("Resolute: %s, so calls wait and compile for the GPU themselves", why)
+def _say(why: str) -> str:
+    if why:
+        logger.info("Resolute: %s, so calls wait and compile for the GPU themselves", why)
     return why
 
 

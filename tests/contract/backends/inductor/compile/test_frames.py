@@ -15,6 +15,7 @@ from compile_cache.backends.inductor.compile.decompositions import decomposition
 
 from .....programs import run_python
 from ....rig import random
+from ..described import needs_descriptions
 
 
 @pytest.fixture
@@ -126,6 +127,7 @@ print(json.dumps([[check.split(", ")[1] for check in checks], contiguous, in_fp3
 """
 
 
+@needs_descriptions
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_on_a_gpu_every_convolution_over_frames_is_channels_last(dtype: str) -> None:
     printed = run_python(COMPILE, json.dumps(description("sm_90")), dtype, CUDA_VISIBLE_DEVICES="")

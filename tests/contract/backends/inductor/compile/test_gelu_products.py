@@ -17,6 +17,7 @@ from compile_cache.regions.region_weights import weight_inputs, weight_slots
 
 from .....programs import run_python
 from ....rig import random
+from ..described import needs_descriptions
 
 WIDTH, HIDDEN = 24, 40
 HALVES = (torch.float16, torch.bfloat16)
@@ -261,6 +262,7 @@ print(*[line for line in lines if ".run(" in line or "torch.ops." in line or "ex
 """
 
 
+@needs_descriptions
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_code_for_a_gpu_has_no_kernel_and_no_copy_beside_it(dtype: str) -> None:
     norm, joined, product, residual = [

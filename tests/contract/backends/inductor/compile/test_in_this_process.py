@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks.cards import description
 
 from .....programs import run_python
+from ..described import needs_descriptions
 
 # Prints how many pools there are after a compile of a kernel of Triton's, and after a load.
 COMPILE_AND_LOAD = """
@@ -33,6 +34,7 @@ assert torch._inductor.config.decide_compile_threads() == 4
 """
 
 
+@needs_descriptions
 def test_inductor_starts_no_workers(tmp_path: Path) -> None:
     variables = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     card = json.dumps(description("sm_90"))

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.cards import description
 
 from .....programs import run_python
+from ..described import needs_descriptions
 
 # A user's name of 20 characters, which inductor repeats; Triton writes into a folder of its own first.
 CACHE = r"C:\Users\a-long-name-of-20-xx\AppData\Local\Temp\torchinductor_a-long-name-of-20-xx"
@@ -49,6 +50,7 @@ print(max(files, key=len))
 """
 
 
+@needs_descriptions
 @pytest.mark.parametrize("platform", ["win32", "linux"])
 def test_kernels_have_short_names_on_windows(tmp_path: Path, platform: str) -> None:
     variables = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

@@ -19,6 +19,7 @@ from compile_cache.backends.inductor.parallel.failures import NeedsGpuError, Oth
 from compile_cache.torch_facts.private_names import inductor_config
 
 from .....programs import run_python
+from ..described import needs_descriptions
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
@@ -64,6 +65,7 @@ print(json.dumps([kinds, torch.cuda.is_initialized(), list(artifact.about["stati
 """
 
 
+@needs_descriptions
 @pytest.mark.parametrize(("card", "index"), [("sm_90", 0), ("sm_75", 1)])
 def test_a_worker_compiles_for_a_gpu_that_it_does_not_see(card: str, index: int) -> None:
     printed = run_python(COMPILE, json.dumps(description(card, index)), "float16", CUDA_VISIBLE_DEVICES="")
@@ -74,6 +76,7 @@ def test_a_worker_compiles_for_a_gpu_that_it_does_not_see(card: str, index: int)
     assert static == [[0, 64, 0, 0]]
 
 
+@needs_descriptions
 def test_what_inductors_own_cache_holds_already_is_kept_too(tmp_path: Path) -> None:
     variables = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     first, second = [run_python(COMPILE, json.dumps(description("sm_90")), "float16", **variables) for _ in range(2)]
@@ -131,6 +134,7 @@ def test_registers_and_stack_of_a_kernel_for_amd_are_read_from_its_text(tmp_path
     assert described_gpu.of_each_thread(SimpleNamespace(cubin_path=str(tmp_path / "kernel.hsaco"))) == (96, 48)
 
 
+@needs_descriptions
 def test_where_inductor_times_kernels_a_call_compiles_for_its_gpu_itself() -> None:
     assert [described_gpu.why_not(device) for device in (CPU, CUDA)] == ["", ""]
     with inductor_config.patch(max_autotune=True):

@@ -1,0 +1,10 @@
+"""Tests that compile for a GPU from its description."""
+
+from __future__ import annotations
+
+import pytest
+
+from compile_cache.torch_facts.private_names import Loss, lost
+
+# Before 2.10 torch asks the driver for each tensor of a GPU that it traces.
+needs_descriptions = pytest.mark.skipif(bool(lost(Loss.GPU_WORKERS)), reason=lost(Loss.GPU_WORKERS))
