@@ -15,6 +15,12 @@ TORCHS = node("ModelAttentionBackend", attention="pytorch attention")
 ANOTHER = node("ResoluteTestAttention")  # it stands for SageAttention
 
 
+@pytest.fixture(autouse=True)
+def chosen_for_a_model(check: Check) -> None:
+    if TORCHS["class_type"] not in check.bench.client.get("/object_info"):
+        pytest.skip("in this ComfyUI no attention is chosen for a model")
+
+
 @pytest.mark.parametrize("kind", ["UNet", pytest.param("transformer", marks=pytest.mark.long)])
 def test_a_chosen_attention_runs_inside_compiled_blocks(
     check: Check, prompt: Any, make_model: Any, seeds: Any, kind: str

@@ -20,6 +20,7 @@ from . import casts
 
 _ATEN = torch.ops.aten
 OPERATOR = _ATEN.gelu.default
+_VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default)  # torch 2.15 makes the second of a linear layer
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -72,7 +73,7 @@ def _product_before(node: torch.fx.Node) -> torch.fx.Node | None:
     if node.target is not OPERATOR or node.kwargs.get("approximate") != "tanh":
         return None
     found: Any = node.args[0]
-    while found.target is _ATEN.view.default and len(found.users) == 1:
+    while found.target in _VIEWS and len(found.users) == 1:
         found = found.args[0]
     is_alone = found.target is _ATEN.addmm.default and len(found.users) == 1 and not found.kwargs
     return found if is_alone and _is_linear(*found.args) else None

@@ -81,8 +81,8 @@ def test_elsewhere_torch_does_it() -> None:
     assert table[frames.CAT](of_channels, 1) is NotImplemented  # torch's own decomposition leaves it as it is
 
 
-# Prints, of a block with norms on a described card: the strides over channels of what its convolutions give, and the
-# shapes of maps that are contiguous, and of those in fp32.
+# Prints, of a block with norms on a described card: the strides over channels of what its convolutions give, or take
+# where inductor checks no result (torch 2.15), and the shapes of maps that are contiguous, and of those in fp32.
 COMPILE = r"""
 import json, re, sys
 import torch
@@ -119,6 +119,7 @@ made = trace(lambda block, *given: block(*given), Block().to("meta", dtype), [x,
 compile_trace(made)
 text = open(PyCodeCache.modules[-1].__file__).read()
 checks = re.findall(r"assert_size_stride\(buf\d+, [(].*?[)], ([(].*?[)]), 'torch.ops.aten.convolution", text)
+checks = checks or re.findall(r"convolution\(reinterpret_tensor\(buf\d+, [(].*?[)], ([(].*?[)]), 0\)", text)
 buffers = re.findall(r"empty_strided_cuda\([(](.*?)[)], [(](.*?)[)], torch.(\w+)", text)
 maps = [(shape.split(", "), strides.split(", "), kind) for shape, strides, kind in buffers if shape.count("s") > 2]
 contiguous = [shape for shape, strides, _ in maps if len(shape) == 5 and shape[1] == "32" and strides[-1] == "1"]
