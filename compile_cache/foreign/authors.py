@@ -38,6 +38,9 @@ _HARMLESS = frozenset(
     }
 )  # fmt: skip
 
+# Torch 2.15 gives what its contexts wrap around a function their name.
+_RENAMING = "torch.utils._contextlib"
+
 _files: weakref.WeakKeyDictionary[ModuleType, _File] = weakref.WeakKeyDictionary()
 
 
@@ -172,11 +175,20 @@ class _File:
         """Where the file says nothing of what runs (it was written after ComfyUI started, or there is none to read),
         the name of the file that the code gives decides.
         """
-        if code in self._codes or code in self.codes():
+        if code in self._codes or code in self.codes() or self._renamed(code):
             return True
         file = getattr(self._module(), "__file__", None)
         tells = self._codes and self._stamp is not None and self._stamp[0] <= _STARTED
         return not tells and file is not None and code.co_filename == file
+
+    def _renamed(self, code: CodeType) -> bool:
+        """Code of this file to which torch gave another name."""
+        if getattr(self._module(), "__name__", "") != _RENAMING:
+            return False
+        names = {name: getattr(code, name) for name in ("co_name", "co_qualname") if hasattr(code, name)}
+        found = any(each.replace(**names) == code for each in self._codes)
+        self._codes |= {code} if found else set()
+        return found
 
 
 def _stamp(file: str | None) -> tuple[float, int] | None:

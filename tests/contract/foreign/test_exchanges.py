@@ -290,6 +290,15 @@ def test_a_name_is_not_believed(blocks: Any) -> None:
     assert not is_written_for(wrapper, blocks.Block)
 
 
+def test_what_torch_wraps_around_a_function_is_torchs_under_the_name_of_a_context_too(blocks: Any) -> None:
+    wrapped = torch.no_grad()(blocks.helper)
+    name = {"co_name": "no_grad"}
+    wrapped.__code__ = wrapped.__code__.replace(**name)  # as torch 2.15 does
+    assert author_of(wrapped) == "torch.utils._contextlib"
+    blocks.helper.__code__ = blocks.helper.__code__.replace(**name)
+    assert author_of(blocks.helper) == ""
+
+
 class TestEveryModule:
     def test_nothing_is_foreign_at_first(self) -> None:
         assert foreign_on_every_module() == ""
