@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..torch_facts.private_names import contexts
 from .functions import CUSTOM_OPERATOR, chain, codes_in
 from .names import NATIVE, module_of, origin, package_of
 
@@ -37,9 +38,6 @@ _HARMLESS = frozenset(
         "types", "typing", "typing_extensions", "weakref",
     }
 )  # fmt: skip
-
-# Torch 2.15 gives what its contexts wrap around a function their name.
-_RENAMING = "torch.utils._contextlib"
 
 _files: weakref.WeakKeyDictionary[ModuleType, _File] = weakref.WeakKeyDictionary()
 
@@ -182,8 +180,8 @@ class _File:
         return not tells and file is not None and code.co_filename == file
 
     def _renamed(self, code: CodeType) -> bool:
-        """Code of this file to which torch gave another name."""
-        if getattr(self._module(), "__name__", "") != _RENAMING:
+        """Code of torch's contexts, which 2.15 gives their name where they are wrapped around a function."""
+        if contexts is None or self._module() is not contexts:
             return False
         names = {name: getattr(code, name) for name in ("co_name", "co_qualname") if hasattr(code, name)}
         found = any(each.replace(**names) == code for each in self._codes)

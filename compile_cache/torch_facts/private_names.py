@@ -105,6 +105,7 @@ _TABLE = (
     _Name(
         "register_fake_devices", "torch._C", Loss.GPU_WORKERS, "_ensureCUDADeviceGuardSet", instead=lambda: lambda: None
     ),
+    _Name("contexts", "torch.utils._contextlib", Loss.SPEED, ""),
     _Name("driver_version", "torch._C", Loss.SPEED, "_cuda_getDriverVersion", instead=lambda: lambda: 0),
     _Name("is_in_use", "torch._C", Loss.SPEED, "_cuda_hasPrimaryContext", instead=lambda: lambda device: True),
     _Name("spin", "torch.cuda", Loss.SPEED, "_sleep", instead=lambda: lambda cycles: None),

@@ -148,7 +148,7 @@ def test_each_place_has_the_regions_that_are_kept(told: dict[str, Told], when: s
     ready = now.cache["regions_ready"]
     counters = now.cache["counters"]
     assert ready == counters["region_compiles"] + counters["region_loads"] == now.cache["store"]["regions"] == now.disk
-    assert f"\n{ready} regions, " in now.report
+    assert f"\n{ready} region{'' if ready == 1 else 's'}, " in now.report
     if now.badge:
         last = now.badge[-1]
         logged = re.findall(r"Resolute: (\d+) of (\d+) regions are compiled", now.log)
@@ -168,7 +168,7 @@ def test_each_place_has_the_sizes_that_are_ready(told: dict[str, Told], when: st
     ]
     sizes = now.cache["sizes_ready"]
     assert sizes == sum(map(len, rows)) == SIZES[when]
-    assert f" regions, {sizes} size{'' if sizes == 1 else 's'} ready\n" in now.report
+    assert re.search(rf" regions?, {sizes} size{'' if sizes == 1 else 's'} ready\n", now.report)
     if when == "restart":
         logged = re.findall(r"regions are there for (\d+) sizes of BASE, 0 compiles expected", now.log)
         assert sorted(map(int, logged)) == sorted(map(len, rows))
@@ -209,7 +209,8 @@ def test_what_a_prompt_did_is_counted_once_in_its_runs(told: dict[str, Told], wh
     assert logged["graph_calls"] == sum(run["counts"]["graph_calls"] for run in sampled)
     history = now.events.history.get("outputs", {}).get("report")
     if history:
-        assert f"{now.cache['regions_ready']} regions, {now.cache['sizes_ready']} " in history["text"][0]
+        ready = f"{now.cache['regions_ready']} regions?, {now.cache['sizes_ready']} "
+        assert re.search(ready, history["text"][0])
         assert f"{now.cache['counters']['graph_calls']} calls through regions" in history["text"][0]
 
 
@@ -219,7 +220,7 @@ def test_a_cancel_keeps_what_the_badge_counts(told: dict[str, Told]) -> None:
     total = told["cancelled"].badge[-1]["total"]
     assert 0 < ready < total
     assert run["stopped"] and run["status"].endswith(f"stopped; {ready} of {total} are kept")
-    assert told["first"].badge[0]["done"] == ready
+    assert ready <= told["first"].badge[0]["done"] < total, "a region that was being compiled is kept too"
 
 
 def test_regions_of_another_model_are_not_counted_as_missing(told: dict[str, Told]) -> None:
