@@ -164,7 +164,7 @@ STEPS = (
     Step(
         "video-small",
         _module("video", "--free", "8", "12", "--cells", "wan:decode", "hunyuan", "h3", "flux"),
-        300,
+        600,
         "decoders of videos with 8 and 12 GiB free: not slower, and never out of memory where stock is not",
     ),
     Step(

@@ -240,7 +240,10 @@ def _way_of(risen: Sequence[float]) -> str:
 def _size_of(key: CaptureKey, in_turn: bool, streamed: bool) -> Size:
     graph = key.graph
     shape = graph.signature.latent_shape
-    return Size(_size_class(key, streamed), graph.digest()[:12], shape, graph.model[:12], graph.role.value, in_turn)
+    # A step is not timed while weights stream, so what was measured with all of them there decides for it.
+    return Size(
+        _size_class(key, in_turn and streamed), graph.digest()[:12], shape, graph.model[:12], graph.role.value, in_turn
+    )
 
 
 def _size_class(key: CaptureKey, streamed: bool) -> str:

@@ -185,7 +185,8 @@ class _File:
             return False
         names = {name: getattr(code, name) for name in ("co_name", "co_qualname") if hasattr(code, name)}
         found = any(each.replace(**names) == code for each in self._codes)
-        self._codes |= {code} if found else set()
+        if found:
+            self._codes.add(code)
         return found
 
 

@@ -221,6 +221,8 @@ def test_a_cancel_keeps_what_the_badge_counts(told: dict[str, Told]) -> None:
     assert 0 < ready < total
     assert run["stopped"] and run["status"].endswith(f"stopped; {ready} of {total} are kept")
     assert ready <= told["first"].badge[0]["done"] < total, "a region that was being compiled is kept too"
+    compiles = sum(told[when].rise["region_compiles"] for when in ("cancelled", "first"))
+    assert compiles <= told["first"].badge[-1]["total"], "and none is compiled again"
 
 
 def test_regions_of_another_model_are_not_counted_as_missing(told: dict[str, Told]) -> None:

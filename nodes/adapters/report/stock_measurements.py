@@ -81,11 +81,12 @@ class Measurement:
         if not mse:
             return Text("identical picture")
         decibels = round(10 * math.log10(LEVELS**2 / mse))
+        text = "another picture (PSNR {decibels} dB)"
         if decibels >= _SAME:
-            return Text("same picture (PSNR {decibels} dB)", decibels=decibels)
-        if decibels >= _NEARLY:
-            return Text("nearly the same picture (PSNR {decibels} dB)", decibels=decibels)
-        return Text("another picture (PSNR {decibels} dB)", decibels=decibels)
+            text = "same picture (PSNR {decibels} dB)"
+        elif decibels >= _NEARLY:
+            text = "nearly the same picture (PSNR {decibels} dB)"
+        return Text(text, decibels=decibels)
 
     def _seconds(self) -> Text:
         values = {"seconds": time_text(self.seconds), "stock": time_text(self.stock_seconds)}

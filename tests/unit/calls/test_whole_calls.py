@@ -387,6 +387,13 @@ def test_steps_are_compared_as_they_come_and_stay_compiled_unless_they_lose(comp
     assert (found["is_settled"], found["is_left_alone"]) == (True, way == "original")
 
 
+def test_a_step_that_is_left_alone_stays_so_while_weights_stream() -> None:
+    rig = Rig(2.0, 1.0)
+    prompts_behind(rig)
+    blocker = BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are on cpu and cuda")
+    assert steps_of(rig, "compiled", 3, capture_blocker=blocker) == ["original"] * 3
+
+
 def test_no_step_runs_its_original_only_to_be_measured() -> None:
     rig = Rig(2.0, 1.0)
     steps_of(rig, "original", ORIGINALS - 1)
