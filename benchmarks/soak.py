@@ -1,15 +1,17 @@
 """Runs hundreds of random prompts with Resolute in one server, and watches memory, compiles and errors.
 
     python -m benchmarks.soak --out benchmarks/results/NAME-soak.json [--prompts 500] [--free 12] [--budget-mb 10]
-                              [--steps 6] [--every 25] [--seconds 500] [--folder FOLDER] [--argument ...] [--cpu]
+                              [--steps 6] [--every 25] [--shapes 40] [--seconds 500] [--contender stock]
+                              [--folder FOLDER] [--argument ...] [--cpu]
 
 Two checkpoints (SDXL and SD1.5, random weights), sizes and batches of a trace that a seed draws, and LoRAs that come
 and go. After each prompt it reads the memory in use on the device and in the server's process. Slopes are of the second
-half, in MiB for each 100 prompts, with their standard errors. Every so many prompts (`--every`) one runs again with
-stock ComfyUI and the same seed, and the latents are compared. The default budget holds about a tenth of the captures.
-It is one server's run, so a later one begins anew; it ends with what there is when `--seconds` are over. Needs CUDA and
-the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` checks the script
-with a small model and no LoRA.
+half, in MiB for each 100 prompts, with their standard errors; each checkpoint has a level of its own. ComfyUI keeps
+results of nodes, so the host's slope says something beside that of `--contender stock`. Every so many prompts
+(`--every`) one runs again with stock ComfyUI and the same seed, and the latents are compared. The default budget holds
+about a tenth of the captures. It is one server's run, so a later one begins anew; it ends with what there is when
+`--seconds` are over. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and
+COMFYUI_PATH). `--cpu` checks the script with a small model and no LoRA.
 """
 
 from __future__ import annotations
@@ -42,13 +44,18 @@ MIB = 1 << 20
 LORAS = "ab"  # as a trace names them
 
 
-def slope(values: Sequence[float]) -> tuple[float, float]:
-    """The rise of values for each 100 steps, by least squares, and its standard error."""
-    x = numpy.arange(len(values)) / 100
-    (rise, start), *_ = numpy.polyfit(x, values, 1, full=True)
-    rest = numpy.asarray(values) - (rise * x + start)
-    variance = float(rest @ rest) / max(len(values) - 2, 1)
-    return float(rise), (variance / float(((x - x.mean()) ** 2).sum())) ** 0.5
+def slope(values: Sequence[float], kinds: Sequence[str]) -> tuple[float, float]:
+    """The rise of values for each 100 steps, and its standard error, by least squares with a level for each kind."""
+    x, y = numpy.arange(len(values)) / 100, numpy.asarray(values, numpy.float64)
+    for kind in set(kinds):
+        mine = numpy.asarray(kinds) == kind
+        x[mine] -= x[mine].mean()
+        y[mine] -= y[mine].mean()
+    squares = float(x @ x)
+    rise = float(x @ y) / squares
+    rest = y - rise * x
+    variance = float(rest @ rest) / max(len(values) - len(set(kinds)) - 1, 1)
+    return rise, (variance / squares) ** 0.5
 
 
 def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str, Any]:
@@ -56,7 +63,7 @@ def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str
     half = rows[len(rows) // 2 :]
     found: dict[str, Any] = {"prompts": len(rows)}
     for name in ("device_mib", "host_mib"):
-        rise, spread = slope([row[name] for row in half])
+        rise, spread = slope([row[name] for row in half], [row["kind"] for row in half])
         found[f"{name}_per_100_prompts"] = {"slope": round(rise, 2), "standard_error": round(spread, 2)}
     later = [row for number, row in enumerate(rows) if number not in first_of]
     found["compiles_after_the_first"] = sum(row["region_compiles"] for row in later)
@@ -101,7 +108,7 @@ def measure(
             return
         visit = replace(visit, lora="") if options.cpu else visit
         try:
-            found = run(server.client, visit, rig.OURS, options.steps, files)
+            found = run(server.client, visit, options.contender, options.steps, files)
         except PromptError as error:  # a finding; the server goes on
             yield {**asdict(visit), "failed": str(error)[:500]}
             continue
@@ -112,7 +119,7 @@ def measure(
             "device_mib": used_bytes() // MIB,
             "host_mib": process.memory_info().rss // MIB,
         }
-        if number % options.every == options.every - 1:
+        if options.contender == rig.OURS and number % options.every == options.every - 1:
             stock = run(server.client, visit, rig.STOCK, options.steps, files)["latents"]
             row["error"] = rig.error(latents, stock)
         shown = f"{visit.width}x{visit.height} batch {visit.batch}, {row['seconds']:.2f} s, {row['device_mib']} MiB"
@@ -136,6 +143,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=25, help="compare one of so many prompts with stock ComfyUI")
     parser.add_argument("--free", type=float, help="GiB of the card that are free")
     parser.add_argument("--budget-mb", type=int, default=10)
+    parser.add_argument("--contender", choices=(rig.OURS, rig.STOCK), default=rig.OURS)
     add_options(parser, cpu="a small SD1.5")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
@@ -150,7 +158,12 @@ def main() -> int:
     budget = {"RESOLUTE_BUDGET_MB": str(options.budget_mb)}
     server = rig.server(setup, folder, options.argument, environment=budget, cpu=options.cpu)
     result: dict[str, Any] = {"arguments": rig.without_paths(options.argument), "free_gib": options.free}
-    result |= {"steps": options.steps, "budget_mib": options.budget_mb, "is_cpu": options.cpu}
+    result |= {
+        "contender": options.contender,
+        "steps": options.steps,
+        "budget_mib": options.budget_mb,
+        "is_cpu": options.cpu,
+    }
     rows: list[dict[str, Any]] = []
     errors = result["errors"] = list[dict[str, Any]]()
     used_bytes()  # this process's own context counts in every measurement alike

@@ -161,6 +161,7 @@ _TABLE = (
     _Name("triton_driver", "triton.runtime.driver", Loss.GPU_WORKERS, "driver", ("set_active",)),
     _Name("PickleOptions", "torch.fx._graph_pickler", Loss.SPEED, "Options"),  # without, only torch's own operators
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
+    _Name("CudaLauncher", "triton.backends.nvidia.driver", Loss.ADDRESSES, members=("__call__",)),
     _Name("InductorChoices", "torch._inductor.choices", Loss.SPEED, members=("should_use_persistent_reduction",)),
     _Name("addmm_activation", "torch", Loss.SPEED, "_addmm_activation"),
     _Name("inductor_graphs", "torch._inductor.virtualized", Loss.SPEED, "V", ("set_choices_handler",)),

@@ -382,3 +382,32 @@ def test_a_tensor_that_a_forward_keeps_on_its_module_holds_no_memory_of_the_grap
             graph.close()
         """,
     )
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_triton_kernel_of_another_package_never_breaks_a_capture(allocator: str) -> None:
+    """The package catches the launcher's error and computes what was not rehearsed, as ComfyUI with SageAttention."""
+    run(
+        allocator,
+        f"""
+        from tests.gpu.triton_kernel import doubled
+
+        def forward(tensors):
+            x = tensors[0] + 1
+            try:
+                return doubled(x)
+            except Exception:
+                heads = x.reshape(1, 4, -1, 64).bfloat16()
+                return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+        x = torch.randn(4, 1024, device="cuda")
+        result = forward([x])
+        try:
+            graph = capture(forward, [x], result)
+        except CaptureError as error:
+            assert {allocator == "cudaMallocAsync"} and "launches a Triton kernel" in str(error), error
+        else:
+            assert {allocator == "native"} and torch.equal(graph.replay([x]), result)
+        assert torch.equal(forward([x]), result)
+        """,
+    )

@@ -20,6 +20,7 @@ from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
 from . import kernel_memory, pools
 from .broken import abandon, keep_for_good
+from .foreign_launches import TensorLaunchError, refused_launches
 from .host_constants import HostConstants, Run, require_one_device
 from .kept_tensors import put_back, refused_if_read
 from .memory import make_room, map_memory, trims
@@ -208,8 +209,9 @@ def _waits_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[str]:
 
 def _run(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
     try:
-        invoke(inputs)
-    except Exception as error:
+        with refused_launches():
+            invoke(inputs)
+    except (Exception, TensorLaunchError) as error:
         raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
 
 
@@ -272,7 +274,8 @@ def _capture_on_current_stream(
     # "thread_local", as ComfyUI does: with the default, a CUDA call of another thread breaks the capture.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        results, _ = pytree.tree_flatten(invoke(inputs))
+        with refused_launches():
+            results, _ = pytree.tree_flatten(invoke(inputs))
         for target, result in zip(outputs, results, strict=True):
             if isinstance(target, torch.Tensor):
                 target.copy_(result)
@@ -283,8 +286,11 @@ def _capture_on_current_stream(
         abandon(graph, device, pool)
         raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
     except BaseException as error:
-        # A cancel, which ComfyUI's operations check for. The capture is intact: free its tensors while it still runs.
+        # A cancel, which ComfyUI's operations check for, or a launch that is refused. The capture is intact: free its
+        # tensors while it still runs.
         traceback.clear_frames(error.__traceback__)
         abandon(graph, device, pool)
+        if isinstance(error, TensorLaunchError):
+            raise CaptureError(f"the forward cannot be captured: {error}") from error
         raise
     return graph

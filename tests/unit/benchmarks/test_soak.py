@@ -17,7 +17,7 @@ from .machine import Machine
 
 
 def rows(count: int = 40, **changes: Any) -> list[dict[str, Any]]:
-    plain = {"region_compiles": 0, "captures": 1, "evictions": 0, "device_mib": 9000, "host_mib": 4000}
+    plain = {"kind": "sdxl", "region_compiles": 0, "captures": 1, "evictions": 0, "device_mib": 9000, "host_mib": 4000}
     return [{**plain, **{name: change(number) for name, change in changes.items()}} for number in range(count)]
 
 
@@ -35,6 +35,14 @@ def test_the_slope_is_that_of_the_second_half_with_its_spread() -> None:
     assert found["device_mib_per_100_prompts"] == {"slope": 100.0, "standard_error": 0.0}
     host = found["host_mib_per_100_prompts"]
     assert abs(host["slope"]) < 3 * host["standard_error"]
+
+
+def test_a_change_of_the_checkpoint_is_no_slope() -> None:
+    kinds = {"kind": lambda n: "sdxl" if n < 27 else "sd15"}
+    flat = soak.summary(rows(**kinds, device_mib=lambda n: 9000 if n < 27 else 4000), [])
+    assert flat["device_mib_per_100_prompts"] == {"slope": 0.0, "standard_error": 0.0}
+    rises = soak.summary(rows(**kinds, device_mib=lambda n: (9000 if n < 27 else 4000) + 2 * n), [])
+    assert rises["device_mib_per_100_prompts"] == {"slope": 200.0, "standard_error": 0.0}
 
 
 def test_a_compile_counts_unless_it_is_the_first_of_its_model() -> None:

@@ -71,10 +71,9 @@ class CompiledRegion:
 class KernelByAddress:
     """Launches one of our Triton kernels with device addresses instead of tensors.
 
-    Triton's launcher asks the driver about each tensor's pointer. The driver has no answer for memory that
-    cudaMallocAsync (ComfyUI's default allocator) allocates inside a capture: the launch fails with "invalid argument".
-    The launcher takes an integer as an address and asks nothing. Autotuning needs the tensors themselves, so kernels
-    with several configurations still get them.
+    With tensors it fails in a capture, see `cuda_graphs.foreign_launches`. Triton's launcher takes an integer as an
+    address, and asks the driver nothing. Autotuning needs the tensors themselves, so kernels with several
+    configurations still get them.
     """
 
     def __init__(self, kernel: Any) -> None:

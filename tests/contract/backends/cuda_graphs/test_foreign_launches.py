@@ -1,0 +1,95 @@
+"""A Triton kernel of another package never breaks a capture: the call is refused, whatever the package catches."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from compile_cache.attention import chosen
+from compile_cache.backends.cuda_graphs import capture, foreign_launches
+from compile_cache.backends.cuda_graphs.foreign_launches import TensorLaunchError, refused_launches
+from compile_cache.errors import CaptureError
+from compile_cache.torch_facts import private_names
+
+
+class Launcher:
+    """Triton's, as far as a launch goes."""
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+
+    def __call__(self, *args: Any) -> None:
+        self.launched.append(args)
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    class Own(Launcher):
+        """Each test guards one."""
+
+    monkeypatch.setattr(private_names, "CudaLauncher", Own, raising=False)
+    monkeypatch.setitem(sys.modules, "triton", sys.modules[__name__])
+    monkeypatch.setattr(foreign_launches, "is_trimmable", lambda: True)
+    return Own()
+
+
+@pytest.fixture
+def attention(launcher: Launcher) -> Any:
+    """The operator of an attention that does as ComfyUI's with SageAttention: after an error it takes another one."""
+
+    def sage(q: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
+        try:
+            launcher(1, 1, 1, q, 0.5)
+        except Exception:  # noqa: BLE001 (as ComfyUI's attention does)
+            return q + 1
+        return q + 2
+
+    chosen.use("test", {"sage": sage}.get)
+    yield lambda q: chosen.operator()(q, q, q, "sage", 1, None, False, False, None, False, True)
+    chosen._finds.pop("test")
+
+
+def test_a_launch_with_tensors_is_refused_past_code_that_catches_errors(attention: Any, launcher: Launcher) -> None:
+    q = torch.zeros(1, 2, 4)
+    with refused_launches(), pytest.raises(TensorLaunchError, match=f"^{__name__} launches a Triton kernel"):
+        attention(q)
+    assert launcher.launched == []
+    assert torch.equal(attention(q), q + 2), "later calls launch it"
+
+
+def test_a_rehearsal_says_what_cannot_be_captured(attention: Any) -> None:
+    with pytest.raises(CaptureError, match=f"cannot be captured: {__name__} launches a Triton kernel"):
+        capture._run(lambda tensors: attention(tensors[0]), [torch.zeros(1, 2, 4)])
+
+
+def test_our_kernels_get_addresses_and_are_launched(launcher: Launcher) -> None:
+    with refused_launches():
+        launcher(1, 1, 1, torch.zeros(1).data_ptr(), 0.5)
+    assert len(launcher.launched) == 1
+
+
+def test_with_torchs_own_allocator_and_in_other_threads_nothing_is_refused(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with refused_launches():
+        thread = threading.Thread(target=launcher, args=(1, torch.zeros(1)))
+        thread.start()
+        thread.join()
+    assert len(launcher.launched) == 1
+    monkeypatch.setattr(foreign_launches, "is_trimmable", lambda: False)
+    with refused_launches():
+        launcher(1, torch.zeros(1))
+    assert len(launcher.launched) == 2
+
+
+def test_where_triton_was_not_used_nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_launches, "is_trimmable", lambda: True)
+    monkeypatch.setattr(private_names, "CudaLauncher", None, raising=False)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.setattr(foreign_launches, "_guard", lambda launcher: pytest.fail("guarded"))
+    with refused_launches():
+        pass
