@@ -168,6 +168,7 @@ _TABLE = (
     _Name("conv_formats", "torch._C", Loss.SPEED, "", ("_conv_determine_backend_memory_format",)),
     _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without, each region is compared at sizes of 1
     _Name("pick_vec_isa", "torch._inductor.cpu_vec_isa", Loss.SPEED),
+    _Name("VecISA", "torch._inductor.cpu_vec_isa", Loss.SPEED, members=("check_build", "build_arch_flags")),
     _Name("valid_vec_isa_list", "torch._inductor.cpu_vec_isa", Loss.SPEED, members=("cache_info", "cache_clear")),
     _Name("torch_key", "torch._inductor.codecache", Loss.SPEED),
     _Name("init_backend_registration", "torch._inductor.codegen.common", Loss.SPEED),

@@ -24,6 +24,7 @@ from ....torch_facts.private_names import (
     CompiledFxGraphConstants,
     PyCodeCache,
     TritonBundler,
+    VecISA,
     cache_dir,
     inductor_config,
     pick_vec_isa,
@@ -63,7 +64,7 @@ def pack(key: str, label: str, compiled: CompiledRegion) -> Artifact:
         "quantized": [list(each) for each in compiled.quantized],
         "output": pytree.treespec_dumps(compiled.output_spec),
         **measured(compiled),
-        "instructions": str(pick_vec_isa()) if compiled.libraries and pick_vec_isa is not None else "",
+        "instructions": _instructions() if compiled.libraries and pick_vec_isa is not None else "",
     }
     return Artifact(key, label, about, _payload(compiled))
 
@@ -165,15 +166,26 @@ def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     return graph, launch_by_address(PyCodeCache.modules[loaded:])
 
 
+def _instructions() -> str:
+    """The compiler's flags for the vector instructions that inductor uses."""
+    return str(pick_vec_isa().build_arch_flags())
+
+
 def _expect_instructions(wanted: str) -> None:
-    """Skip inductor's search for the vector instructions of compiler and CPU, which takes 15 s in each process.
+    """Skip inductor's search for the vector instructions of compiler and CPU, which takes up to 15 s in each process:
+    it builds libraries, and loads each in a process that imports torch.
 
     The search was made when the artifact was built. It is made again where the CPU's own list gives another result.
     """
-    if not wanted or pick_vec_isa is None or valid_vec_isa_list is None or valid_vec_isa_list.cache_info().currsize:
+    if not wanted or None in (pick_vec_isa, VecISA, valid_vec_isa_list) or valid_vec_isa_list.cache_info().currsize:
         return
-    with inductor_config.patch({"cpp.vec_isa_ok": True}):
-        found = str(pick_vec_isa())
+    flags, check = set(wanted.split()), VecISA.check_build
+    VecISA.check_build = lambda isa, code: flags.issuperset(isa.build_arch_flags().split())
+    try:
+        with inductor_config.patch({"cpp.vec_isa_ok": True}):
+            found = _instructions()
+    finally:
+        VecISA.check_build = check
     if found != wanted:
         valid_vec_isa_list.cache_clear()
 

@@ -26,6 +26,7 @@ from compile_cache.config import CacheConfig
 from compile_cache.store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from compile_cache.torch_facts.flags import torch_flags
 
+from .....programs import run_python
 from ....rig import TOLERANCE, Bound, Convolution, Model, Rig, inputs, seeded
 
 SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
@@ -100,6 +101,33 @@ def test_the_next_process_loads_and_compiles_nothing(kept: Path) -> None:
     with rig.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
         check_sizes(bound)
     assert bound.program.regions == (2, 2)
+
+
+# Loads a region of `folder` in a process. Prints whether its instructions were taken, whether they are those in use,
+# and how many other Pythons were started: each imports torch.
+LOAD = """
+import sys
+from pathlib import Path
+from tests.contract.backends.inductor.regions.test_stored_regions import everything, store_of
+from compile_cache.backends.inductor.compile import artifacts
+
+started = []
+sys.addaudithook(lambda event, given: started.append(given[1]) if event == "subprocess.Popen" else None)
+artifact = everything(store_of(Path(sys.argv[1])))[0]
+wanted = artifact.about["instructions"] = " ".join(sys.argv[2:]) or artifact.about["instructions"]
+artifacts._expect_instructions(wanted)
+taken = artifacts.valid_vec_isa_list.cache_info().currsize
+artifacts.unpack(artifact)
+print(taken, artifacts._instructions() == wanted, sum(sys.executable in each for each in started))
+"""
+
+
+def test_instructions_of_the_processor_are_not_searched_for_again(kept: Path) -> None:
+    assert run_python(LOAD, kept).split() == ["1", "True", "0"]
+
+
+def test_instructions_that_this_processor_lacks_are_searched_for(kept: Path) -> None:
+    assert run_python(LOAD, kept, "-mno-such-instructions").split()[:2] == ["0", "False"]
 
 
 def test_locating_stored_regions_does_not_import_inductor(kept: Path) -> None:
