@@ -215,7 +215,8 @@ def attempt(cell: Cell, free: float | None, is_small: bool) -> Iterator[Row]:
                 yield row
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        row = {**row, "failed": f"{type(error).__name__}: {error}"[:300]}
+        here = [frame.line for frame in traceback.extract_tb(error.__traceback__) if frame.filename == __file__]
+        row = {**row, "failed": f"{here[-1]}: {type(error).__name__}: {error}"[:300]}  # the line says which contender's
     gc.collect()
     torch.cuda.empty_cache()  # else a ballast could not take it
     yield {**row, "cell_s": round(time.monotonic() - begun, 1)}

@@ -39,3 +39,13 @@ def test_a_cell_compiles_and_is_compared(core: SimpleNamespace, monkeypatch: pyt
         assert not row["left_alone"]
     assert set(row["bypasses"]) <= {"not_faster"}
     assert cell.name in video.table([row])
+
+
+def test_a_cell_that_fails_names_the_line_and_so_the_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(name: str, is_small: bool) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(video, "loaded_vae", full)
+    (row,) = video.attempt(video.CELLS[0], None, is_small=True)
+    assert row["failed"].startswith("vae, given = loaded_vae(cell.name, is_small)")
+    assert row["failed"].endswith("RuntimeError: no memory")
