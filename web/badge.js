@@ -1,4 +1,4 @@
-// The badge in ComfyUI's top bar: how much is ready, or what is being compiled. It opens the panel.
+// The badge in ComfyUI's top bar: whether sizes are ready, or what is being compiled. It opens the panel.
 import { element } from "./dom.js";
 import { isOff } from "./switch.js";
 import { say } from "./words.js";
@@ -20,7 +20,7 @@ export function addBadge(app, live, t, open) {
   const button = element("button", { class: "resolute-badge", type: "button", onclick: open }, dot, text);
   const update = () => {
     const off = isOff(app) && !live.working;
-    const shown = off ? t("off for this workflow") : badgeText(live, t, t("ready"));
+    const shown = off ? t("off for this workflow") : badgeText(live, t, live.readySizes ? t("ready") : t("on"));
     const calm = off || !(live.working || live.coming);
     const full = calm ? `Resolute: ${shown}` : shown;
     if (text.textContent === full) return;

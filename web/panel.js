@@ -156,7 +156,8 @@ export class Panel {
     const { live, t } = this;
     if (this.step && isUndone(this.app, this.step)) this.said.textContent = "";
     this.drawn = this.state();
-    this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t, t("{sizes} sizes ready", { sizes: live.readySizes }));
+    const calm = live.readySizes ? t("{sizes} sizes ready", { sizes: live.readySizes }) : t("no size is ready yet");
+    this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t, calm);
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });
     const off = isOff(this.app);

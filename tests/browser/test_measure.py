@@ -198,7 +198,7 @@ def test_the_switch_turns_a_workflow_off_and_stays_with_it(page: FrontEnd, serve
     assert page.prompt()["8"]["inputs"]["resolute"] == "off"
     press(page, "switch")
     assert switch.get_attribute("aria-checked") == "true"
-    badge.filter(has_text="ready").wait_for()
+    badge.filter(has_text=re.compile("^Resolute: (on|ready)$")).wait_for()
     assert "resolute" not in page.prompt()["8"]["inputs"]
 
 

@@ -24,7 +24,7 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
     page.load_prompt(compiled(width=128, height=96))
     page.open_panel()
     tab = page.page
-    tab.locator(".resolute-badge", has_text=re.compile(r"^Resolute: ready$")).wait_for()
+    tab.locator(".resolute-badge", has_text=re.compile(r"^Resolute: (on|ready)$")).wait_for()
     page.watch()
     tab.locator("[data-action=warm-up]").click()
     assert page.wait()["name"] == "execution_success"
@@ -39,6 +39,18 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
     tab.locator(".resolute-said", has_text="clipboard").wait_for()
     assert "region compiles" in tab.evaluate("() => navigator.clipboard.readText()")
     assert page.cut_texts() == []
+
+
+def test_before_a_size_is_ready_nothing_says_so(page: FrontEnd, server: ComfyServer) -> None:
+    tab = page.page
+    cache = {**server.client.get("/resolute/cache"), "sizes_ready": 0}
+    tab.route("**/resolute/cache", lambda route: route.fulfill(json=cache))
+    try:
+        page.open_panel()
+        tab.locator(".resolute-badge", has_text=re.compile("^Resolute: on$")).wait_for()
+        assert tab.locator(".resolute-headline").inner_text() == "no size is ready yet"
+    finally:
+        tab.unroute("**/resolute/cache")
 
 
 def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfyServer) -> None:
