@@ -10,7 +10,8 @@ export class Live extends EventTarget {
     this.cache = null; // of GET /resolute/cache
     this.runs = []; // of GET /resolute/runs
     this.begun = {}; // seconds since 1970 at which a prompt of this page began, by its id
-    this.plain = []; // prompts of this page in which nothing ran through Resolute: {prompt_id, started, seconds}
+    this.plain = []; // prompts of this page in which nothing ran through Resolute: {prompt_id, started, seconds, measured}
+    this.measured = new Set(); // ids of those that a measurement ran without it
     this.working = null; // {text, words, done, total} while something compiles or loads
     this.coming = null; // {text, words, left} while regions are compiled behind the picture
     this.warmed = null; // {sizes, took} of the last warm-up
@@ -30,7 +31,7 @@ export class Live extends EventTarget {
     const started = this.begun[id];
     const seconds = Date.now() / 1000 - started;
     if (!(seconds >= LEAST_SECONDS) || this.runs.some((run) => run.prompt_id === id)) return;
-    this.plain = [...this.plain, { prompt_id: id, started, seconds }].slice(-60);
+    this.plain = [...this.plain, { prompt_id: id, started, seconds, measured: this.measured.delete(id) }].slice(-60);
     this.changed();
   }
 

@@ -190,6 +190,7 @@ export class Measure {
         const extra_data = { resolute_workflow: made.workflow }; // for the texts after a reload
         const answer = await this.live.post("/prompt", { prompt, extra_data, ...(id ? { prompt_id: id } : {}), client_id: this.live.api.clientId });
         this.promptId = id = answer.prompt_id;
+        if (arm === OFF) this.live.measured.add(id);
       }
       if (this.cancelled) await this.cancel();
       if (this.cancelled || !(await ended)) throw new Error(this.t("The measurement was cancelled."));

@@ -39,7 +39,8 @@ export function promptRow(runs, t) {
   const longest = Math.max(...runs.map((run) => run.seconds), 0.001);
   const at = new Date(runs[0].started * 1000).toLocaleTimeString();
   if (!runs[0].role) {
-    const said = `${t("nothing ran through Resolute")}, ${seconds(runs[0].seconds)}`;
+    const why = runs[0].measured ? t("measured without Resolute") : t("nothing ran through Resolute");
+    const said = `${why}, ${seconds(runs[0].seconds)}`;
     return element("li", { class: "resolute-prompt resolute-faint" }, element("time", {}, at), ` ${said}`);
   }
   return element(

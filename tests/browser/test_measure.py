@@ -57,6 +57,10 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
     assert (found["size"], found["text"], found["device"], found["steps"]) == ("136x104", text, "cpu", 2)
     kept = page.page.locator(".resolute-measured", has_text=text)
     assert kept.count() == 0, "not a second time while the panel says it"
+    prompts = page.page.locator(".resolute-prompt")
+    stocks = prompts.filter(has_text=re.compile(r"measured without Resolute, [\d.]+ m?s$"))
+    assert stocks.count() >= 1
+    assert prompts.first.filter(has_text="nothing ran through Resolute").count() == 0
     press(page, "copy")
     kept.wait_for()
     assert kept.inner_text() == f"{text}, measured on {found['date']}"

@@ -66,6 +66,7 @@ export default {
   "Details": "詳細",
   "{count} compiled regions in memory": "メモリ上のコンパイル済みリージョン {count} 個",
   "nothing ran through Resolute": "Resolute を通さずに実行",
+  "measured without Resolute": "測定：Resolute なし",
   "no answer": "サーバーが応答しません",
   "loading": "読み込み中",
   "{regions} regions, {sizes} sizes ready": "{regions} リージョン、{sizes} サイズが準備済み",

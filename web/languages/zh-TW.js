@@ -66,6 +66,7 @@ export default {
   "Details": "詳細資訊",
   "{count} compiled regions in memory": "記憶體中有 {count} 個編譯的區域",
   "nothing ran through Resolute": "沒有經過 Resolute",
+  "measured without Resolute": "測量：不使用 Resolute",
   "no answer": "伺服器沒有回應",
   "loading": "載入中",
   "{regions} regions, {sizes} sizes ready": "{regions} 個區域、{sizes} 個尺寸已就緒",

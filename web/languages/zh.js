@@ -66,6 +66,7 @@ export default {
   "Details": "详细信息",
   "{count} compiled regions in memory": "内存中有 {count} 个编译的区域",
   "nothing ran through Resolute": "没有经过 Resolute",
+  "measured without Resolute": "测量：不使用 Resolute",
   "no answer": "服务器没有响应",
   "loading": "加载中",
   "{regions} regions, {sizes} sizes ready": "{regions} 个区域、{sizes} 个尺寸已就绪",
