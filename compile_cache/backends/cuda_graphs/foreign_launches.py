@@ -51,7 +51,10 @@ def _guard(launcher: type[Callable[..., None]] | None) -> None:
 
     @functools.wraps(launch)
     def guarded(self: Any, *args: Any) -> None:
-        if getattr(_this, "refuses", False) and any(isinstance(each, torch.Tensor) for each in args):
+        # A TensorDescriptor has its tensor as `base`.
+        if getattr(_this, "refuses", False) and any(
+            isinstance(getattr(each, "base", each), torch.Tensor) for each in args
+        ):
             why = "launches a Triton kernel, which fails in a capture with cudaMallocAsync"
             raise TensorLaunchError(f"{_caller()} {why}")
         launch(self, *args)

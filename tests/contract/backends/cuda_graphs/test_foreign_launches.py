@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -32,7 +34,8 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
         """Each test guards one."""
 
     monkeypatch.setattr(private_names, "CudaLauncher", Own, raising=False)
-    monkeypatch.setitem(sys.modules, "triton", sys.modules[__name__])
+    triton = importlib.import_module("triton") if find_spec("triton") else sys.modules[__name__]
+    monkeypatch.setitem(sys.modules, "triton", triton)
     monkeypatch.setattr(foreign_launches, "is_trimmable", lambda: True)
     return Own()
 
@@ -64,6 +67,12 @@ def test_a_launch_with_tensors_is_refused_past_code_that_catches_errors(attentio
 def test_a_rehearsal_says_what_cannot_be_captured(attention: Any) -> None:
     with pytest.raises(CaptureError, match=f"cannot be captured: {__name__} launches a Triton kernel"):
         capture._run(lambda tensors: attention(tensors[0]), [torch.zeros(1, 2, 4)])
+
+
+def test_a_launch_with_a_descriptor_of_a_tensor_is_refused(launcher: Launcher) -> None:
+    descriptor = pytest.importorskip("triton.tools.tensor_descriptor").TensorDescriptor
+    with refused_launches(), pytest.raises(TensorLaunchError):
+        launcher(1, 1, 1, descriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, 16]))
 
 
 def test_our_kernels_get_addresses_and_are_launched(launcher: Launcher) -> None:
