@@ -17,7 +17,7 @@ BYPASSES = {
     "streamed_weights": Text("weights are not all on the GPU: no capture"),
     "no_regions": Text("this model has no blocks that Resolute knows"),
     "compile_failed": Text("some blocks could not be compiled"),
-    "capture_failed": Text("CUDA refused the capture"),
+    "capture_failed": Text("this call cannot be captured"),
     "out_of_memory": Text("memory ran out: no capture"),
     "over_budget": Text("a capture would take more memory than captures may"),
     "core_compiler": Text("ComfyUI's own compiler was at work"),

@@ -166,7 +166,7 @@ export default {
   "weights are not all on the GPU: no capture": "重みがすべて GPU 上にはありません：キャプチャなし",
   "this model has no blocks that Resolute knows": "このモデルには Resolute の知るブロックがありません",
   "some blocks could not be compiled": "一部のブロックはコンパイルできませんでした",
-  "CUDA refused the capture": "CUDA がキャプチャを拒否しました",
+  "this call cannot be captured": "この呼び出しはキャプチャできません",
   "memory ran out: no capture": "メモリ不足：キャプチャなし",
   "compiled code was not faster on this device, or this is being measured": "このデバイスではコンパイルしても速くならなかったか、それを測定しているところです",
   "a capture would take more memory than captures may": "キャプチャに必要なメモリが上限を超えます",

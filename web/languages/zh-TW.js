@@ -166,7 +166,7 @@ export default {
   "weights are not all on the GPU: no capture": "權重沒有全部在 GPU 上：不擷取",
   "this model has no blocks that Resolute knows": "此模型沒有 Resolute 認識的區塊",
   "some blocks could not be compiled": "部分區塊無法編譯",
-  "CUDA refused the capture": "CUDA 拒絕了擷取",
+  "this call cannot be captured": "此次呼叫無法擷取",
   "memory ran out: no capture": "記憶體不足：不擷取",
   "compiled code was not faster on this device, or this is being measured": "編譯後的程式碼在此裝置上沒有更快，或者正在對此進行測量",
   "a capture would take more memory than captures may": "擷取所需記憶體超過允許的上限",

@@ -166,7 +166,7 @@ export default {
   "weights are not all on the GPU: no capture": "权重没有全部在 GPU 上：不捕获",
   "this model has no blocks that Resolute knows": "此模型没有 Resolute 认识的块",
   "some blocks could not be compiled": "部分块无法编译",
-  "CUDA refused the capture": "CUDA 拒绝了捕获",
+  "this call cannot be captured": "此次调用无法捕获",
   "memory ran out: no capture": "内存不足：不捕获",
   "compiled code was not faster on this device, or this is being measured": "编译后的代码在此设备上没有更快，或者正在对此进行测量",
   "a capture would take more memory than captures may": "捕获所需内存超过允许的上限",
