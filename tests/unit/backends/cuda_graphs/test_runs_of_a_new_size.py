@@ -45,7 +45,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     stream = SimpleNamespace(wait_stream=lambda other: None, cuda_stream=0)
     cuda = SimpleNamespace(
         CUDAGraph=Graph, current_stream=lambda device=None: stream, stream=lambda stream: contextlib.nullcontext(),
-        synchronize=lambda device: None, mem_get_info=lambda device: (0, 0),
+        synchronize=lambda device: None, mem_get_info=lambda device: (0, 0), is_available=lambda: False,
     )  # fmt: skip
     monkeypatch.setattr(capturing, "torch", SimpleNamespace(cuda=cuda, Tensor=torch.Tensor))
     monkeypatch.setattr(memory, "torch", SimpleNamespace(cuda=cuda))
