@@ -158,12 +158,8 @@ def main() -> int:
     budget = {"RESOLUTE_BUDGET_MB": str(options.budget_mb)}
     server = rig.server(setup, folder, options.argument, environment=budget, cpu=options.cpu)
     result: dict[str, Any] = {"arguments": rig.without_paths(options.argument), "free_gib": options.free}
-    result |= {
-        "contender": options.contender,
-        "steps": options.steps,
-        "budget_mib": options.budget_mb,
-        "is_cpu": options.cpu,
-    }
+    result |= {"contender": options.contender, "steps": options.steps}
+    result |= {"budget_mib": options.budget_mb, "is_cpu": options.cpu}
     rows: list[dict[str, Any]] = []
     errors = result["errors"] = list[dict[str, Any]]()
     used_bytes()  # this process's own context counts in every measurement alike

@@ -70,7 +70,8 @@ def test_a_rehearsal_says_what_cannot_be_captured(attention: Any) -> None:
 
 
 def test_a_launch_with_a_descriptor_of_a_tensor_is_refused(launcher: Launcher) -> None:
-    descriptor = pytest.importorskip("triton.tools.tensor_descriptor").TensorDescriptor
+    triton = pytest.importorskip("triton.tools.tensor_descriptor", reason="Triton is not installed")
+    descriptor = triton.TensorDescriptor
     with refused_launches(), pytest.raises(TensorLaunchError):
         launcher(1, 1, 1, descriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, 16]))
 
