@@ -226,7 +226,7 @@ class CaptureAttempts:
             release_graph_memory()
             logger.debug("Resolute: the capture of %s failed", key.shape, exc_info=error)
             passes = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
-            self._refuse(key, BypassCode.CAPTURE_FAILED, str(error), passes)
+            self._refuse(key, BypassCode.CAPTURE_FAILED, first_line(error), passes)
 
     def _over_budget(self, key: CaptureKey, size: int, room: int = 0) -> None:
         """room: bytes that it may work in; above the budget it is a share of the device, see `room_to_work_in`."""

@@ -140,6 +140,13 @@ def test_a_capture_that_failed_for_good_is_not_tried_again_when_memory_is_back(
         cache.run(program, module.call(8))
 
 
+def test_the_reason_is_one_line_of_a_text_of_cuda(cache: Any, program: Any, module: Any) -> None:
+    program.capture_failure = RuntimeError("CUDA error: not permitted\nFor debugging consider\nCompile with")
+    cache.run(program, module.call())
+    reason = cache._attempts.reason(capture_key(program, module.call()))
+    assert str(reason) == "capture_failed: CUDA error: not permitted"
+
+
 def test_of_too_many_calls_the_oldest_is_tried_again(
     cache: Any, program: Any, module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
