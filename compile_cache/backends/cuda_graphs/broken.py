@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import traceback
 from typing import Any
 
 import torch
@@ -22,6 +23,17 @@ def keep_for_good(error: BaseException) -> None:
     catch it. A list of errors would be emptied when the interpreter exits, so leak a reference instead.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
+
+
+def let_go(error: BaseException | None) -> None:
+    """Empty the frames of an error and of those that it took the place of: they hold tensors of the capture."""
+    seen, errors = set[int](), [error]
+    while errors:
+        each = errors.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            errors += [each.__context__, each.__cause__]
 
 
 def abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
@@ -51,9 +63,9 @@ def _end_random_numbers(device: int) -> None:
     Until then the next random number and the next replay of any graph raise "Offset increment outside graph capture
     encountered unexpectedly". So record a graph of one kernel: of an empty graph torch warns.
     """
-    number = torch.zeros(1, device=f"cuda:{device}")
     graph = torch.cuda.CUDAGraph()
     try:
+        number = torch.zeros(1, device=f"cuda:{device}")
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             number.zero_()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
 from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
 from . import kernel_memory, pools
-from .broken import abandon, keep_for_good
+from .broken import abandon, keep_for_good, let_go
 from .foreign_launches import TensorLaunchError, refused_launches
 from .host_constants import HostConstants, Run, require_one_device
 from .kept_tensors import put_back, refused_if_read
@@ -209,10 +208,16 @@ def _waits_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[str]:
 
 def _run(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
     try:
-        with refused_launches():
-            invoke(inputs)
+        _leaves_of(invoke, inputs)
     except (Exception, TensorLaunchError) as error:
         raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
+
+
+def _leaves_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[Any]:
+    """Of the result. In a frame of its own: a refusal that comes after the call lets the result go."""
+    with refused_launches():
+        leaves, _ = pytree.tree_flatten(invoke(inputs))
+    return list(leaves)
 
 
 def _require_constant(run: Run) -> None:
@@ -274,8 +279,7 @@ def _capture_on_current_stream(
     # "thread_local", as ComfyUI does: with the default, a CUDA call of another thread breaks the capture.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        with refused_launches():
-            results, _ = pytree.tree_flatten(invoke(inputs))
+        results = _leaves_of(invoke, inputs)
         for target, result in zip(outputs, results, strict=True):
             if isinstance(target, torch.Tensor):
                 target.copy_(result)
@@ -288,7 +292,7 @@ def _capture_on_current_stream(
     except BaseException as error:
         # A cancel, which ComfyUI's operations check for, or a launch that is refused. The capture is intact: free its
         # tensors while it still runs.
-        traceback.clear_frames(error.__traceback__)
+        let_go(error)
         abandon(graph, device, pool)
         if isinstance(error, TensorLaunchError):
             raise CaptureError(f"the forward cannot be captured: {error}") from error

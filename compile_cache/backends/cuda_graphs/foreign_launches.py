@@ -31,15 +31,17 @@ class TensorLaunchError(BaseException):
 @contextlib.contextmanager
 def refused_launches() -> Iterator[None]:
     """Within, Triton's launcher raises TensorLaunchError in this thread for a kernel that gets tensors; but not with
-    torch's own allocator, whose memory the driver knows.
+    torch's own allocator, whose memory the driver knows. Raises it at the end if a bare `except` caught it.
     """
-    _this.refuses = is_trimmable()
+    _this.refuses, _this.refused = is_trimmable(), ""
     if _this.refuses and "triton" in sys.modules:  # what the call launches it has launched before
         _guard(private_names.CudaLauncher)
     try:
         yield
     finally:
         _this.refuses = False
+    if _this.refused:
+        raise TensorLaunchError(_this.refused)
 
 
 @functools.cache
@@ -51,15 +53,21 @@ def _guard(launcher: type[Callable[..., None]] | None) -> None:
 
     @functools.wraps(launch)
     def guarded(self: Any, *args: Any) -> None:
-        # A TensorDescriptor has its tensor as `base`.
-        if getattr(_this, "refuses", False) and any(
-            isinstance(getattr(each, "base", each), torch.Tensor) for each in args
-        ):
+        if getattr(_this, "refuses", False) and _has_tensor(args):
             why = "launches a Triton kernel, which fails in a capture with cudaMallocAsync"
-            raise TensorLaunchError(f"{_caller()} {why}")
+            _this.refused = f"{_caller()} {why}"
+            raise TensorLaunchError(_this.refused)
         launch(self, *args)
 
     launcher.__call__ = guarded  # type: ignore[method-assign]
+
+
+def _has_tensor(args: tuple[Any, ...]) -> bool:
+    """True if there is one among a kernel's arguments. A TensorDescriptor has its tensor as `base`."""
+    return any(
+        _has_tensor(each) if isinstance(each, tuple) else isinstance(getattr(each, "base", each), torch.Tensor)
+        for each in args
+    )
 
 
 def _caller() -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+import weakref
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +60,7 @@ def attention(launcher: Launcher) -> Any:
 
 def test_a_launch_with_tensors_is_refused_past_code_that_catches_errors(attention: Any, launcher: Launcher) -> None:
     q = torch.zeros(1, 2, 4)
-    with refused_launches(), pytest.raises(TensorLaunchError, match=f"^{__name__} launches a Triton kernel"):
+    with pytest.raises(TensorLaunchError, match=f"^{__name__} launches a Triton kernel"), refused_launches():
         attention(q)
     assert launcher.launched == []
     assert torch.equal(attention(q), q + 2), "later calls launch it"
@@ -69,11 +71,47 @@ def test_a_rehearsal_says_what_cannot_be_captured(attention: Any) -> None:
         capture._run(lambda tensors: attention(tensors[0]), [torch.zeros(1, 2, 4)])
 
 
+def test_a_refusal_stands_where_a_package_catches_everything(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    left: list[Any] = []
+
+    def catches_everything(tensors: Any) -> torch.Tensor:
+        result = tensors[0] + 1
+        made.append(weakref.ref(result))
+        try:
+            launcher(1, 1, 1, result)
+        except:  # noqa: E722 (as some packages do)
+            result += 1
+        return result
+
+    graph = SimpleNamespace(
+        capture_begin=lambda **_: None, capture_end=lambda: left.extend(each() for each in made if each() is not None)
+    )
+    x = torch.zeros(1)
+    with pytest.raises(CaptureError, match="launches a Triton kernel"):
+        capture._run(catches_everything, [x])
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    with pytest.raises(CaptureError, match="launches a Triton kernel"):
+        capture._capture_on_current_stream(catches_everything, [x], [x.clone()], None)
+    assert len(made) == 2
+    assert left == [], "its tensors go while the capture runs"
+    assert launcher.launched == []
+    capture._run(lambda tensors: tensors[0] + 1, [x])  # a later call is not refused for it
+
+
 def test_a_launch_with_a_descriptor_of_a_tensor_is_refused(launcher: Launcher) -> None:
     triton = pytest.importorskip("triton.tools.tensor_descriptor", reason="Triton is not installed")
     descriptor = triton.TensorDescriptor
-    with refused_launches(), pytest.raises(TensorLaunchError):
+    with pytest.raises(TensorLaunchError), refused_launches():
         launcher(1, 1, 1, descriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, 16]))
+
+
+def test_a_launch_with_a_tuple_of_tensors_is_refused(launcher: Launcher) -> None:
+    with pytest.raises(TensorLaunchError), refused_launches():
+        launcher(1, 1, 1, (0.5, (torch.zeros(1),)))
+    assert launcher.launched == []
 
 
 def test_our_kernels_get_addresses_and_are_launched(launcher: Launcher) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,8 @@ class Torch:
         self.released: list[Any] = []  # pools that it was told the graph no longer uses
         self.begun: list[Any] = []  # the pool of each capture
         self.is_allocating = self.counts_as_recorded = False
+        self.made: list[Any] = []  # references to tensors of the capture
+        self.left: list[Any] = []  # those tensors that were there when it ended
 
     def end_allocate_to_pool(self, device: int, pool: Any) -> None:
         self.ended.append((device, pool))
@@ -50,6 +53,7 @@ class Graph:
         self.torch.is_allocating = self.torch.counts_as_recorded = True
 
     def capture_end(self) -> None:
+        self.torch.left = [made() for made in self.torch.made if made() is not None]
         if self.is_broken:
             raise RuntimeError("operation failed due to a previous error during capture")
         self.torch.is_allocating = self.torch.counts_as_recorded = False
@@ -117,3 +121,44 @@ def test_a_whole_capture_ends_by_itself(state: Torch, error: BaseException | Non
             record(error)
     assert state.ended == state.released == []
     assert state.begun == [POOL]
+
+
+def test_a_full_card_takes_neither_a_cancel_nor_the_cause_away(
+    state: Torch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*given: Any, **more: Any) -> None:
+        raise torch.OutOfMemoryError("the card is full")
+
+    monkeypatch.setattr(broken.torch, "zeros", full)
+    state.breaks = 1
+    with pytest.raises(Stopped):
+        record(Stopped())
+    state.breaks = 1
+    with pytest.raises(CaptureError, match="not permitted"):
+        record(RuntimeError("not permitted"))
+    assert "restart ComfyUI if random numbers on the GPU fail" in caplog.text
+
+
+@pytest.mark.parametrize("is_cause", [False, True], ids=["in a handler", "from another"])
+def test_a_cancel_in_place_of_another_error_leaves_no_tensor_of_the_capture(state: Torch, is_cause: bool) -> None:
+    """A kernel raises, and the one that takes its place is cancelled: the first error's frames hold tensors too."""
+
+    def kernel() -> None:
+        x = torch.ones(2)
+        state.made.append(weakref.ref(x))
+        raise ValueError(x.shape)
+
+    def invoke(tensors: Any) -> Any:
+        failed = None
+        try:
+            kernel()
+        except ValueError as error:
+            if not is_cause:
+                raise Stopped from None
+            failed = error
+        raise Stopped from failed
+
+    with pytest.raises(Stopped):
+        capturing._capture_on_current_stream(invoke, [torch.ones(2)], [torch.zeros(2)], POOL)
+    assert len(state.made) == 1
+    assert state.left == []
