@@ -216,8 +216,10 @@ class Backend(ABC):
         """How many regions have compiled code in memory: of all models, each once."""
         return 0
 
-    def coming(self) -> tuple[int, float]:
-        """How many regions are being compiled behind the picture, and in about how many seconds they are there."""
+    def coming(self, more: int = 0) -> tuple[int, float]:
+        """How many regions are being compiled behind the picture, and in about how many seconds these are there, and
+        `more` that no call left yet.
+        """
         return 0, 0.0
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:

@@ -126,9 +126,9 @@ class InductorBackend(Backend):
     def ready_regions(self) -> int:
         return 0 if self._table is None else len(self._table.compiled_keys)
 
-    def coming(self) -> tuple[int, float]:
+    def coming(self, more: int = 0) -> tuple[int, float]:
         behind = self._behind
-        return (0, 0.0) if behind is None else behind.coming
+        return (0, 0.0) if behind is None else behind.coming(more)
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)

@@ -5,6 +5,7 @@ are there, a count on the badge.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from ....compile_cache.backends import registry
 from ....compile_cache.texts import Text, words_of
@@ -19,12 +20,16 @@ _waiting: set[Part] = set()  # those whose run goes on, and whose latest call wa
 # Those of which no call ran all regions yet, after one that waited. A node that is executed anew has another progress.
 unfinished: set[Part] = set()
 _ticker: threading.Thread | None = None
+_lacking: Callable[[], int]
 
 
-def waits(part: Part) -> None:
-    """A call ran originals in place of code that is being compiled."""
-    global _ticker
+def waits(part: Part, lacking: Callable[[], int]) -> None:
+    """A call ran originals in place of code that is being compiled. lacking: counts the prompt's regions without code,
+    those of a decoder that did not run yet too, so that the first estimate is one of all.
+    """
+    global _ticker, _lacking
     with _lock:
+        _lacking = lacking
         _waiting.add(part)
         unfinished.add(part)
         if _ticker is None:
@@ -63,9 +68,10 @@ def _tick() -> None:
     shown: dict[object, str] = {}
     look = threading.Event()
     while not look.wait(_TICK):
-        found = [registry.get(name).coming() for name in registry.NAMES]
-        left, time = sum(each[0] for each in found), _about(max(each[1] for each in found))
+        left = sum(registry.get(name).coming()[0] for name in registry.NAMES)
         total, before = total + max(left - before, 0), left
+        more = max(_lacking() - total, 0) if prompt_runs() else 0
+        time = _about(max(registry.get(name).coming(more)[1] for name in registry.NAMES))
         with _lock:
             if not prompt_runs():
                 _waiting.clear()
@@ -78,7 +84,7 @@ def _tick() -> None:
                 if shown.get(part) != text:
                     shown[part] = text
                     show_on_node(text, part[0])
-        counts = {"done": total - left, "total": total, "time": time}
+        counts = {"done": total - left, "total": total + more, "time": time}
         text = Text("{done} of {total} regions compiled, ready in about {time}", **counts)
         if left and shown.get(None) != text:
             shown[None] = text

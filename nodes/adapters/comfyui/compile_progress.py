@@ -105,7 +105,7 @@ class CompileProgress:
     def waits(self) -> None:
         """A call ran originals in place of code that is being compiled."""
         self.is_waiting, self.came = True, 0
-        coming_progress.waits(self._part)
+        coming_progress.waits(self._part, _lacking)
 
     def has_come(self, regions: int) -> None:
         """A call ran all its regions compiled, after calls that waited."""
@@ -249,6 +249,17 @@ def _loading(regions: int, seconds: float) -> Text:
 
 def _together(done: int, total: int) -> tuple[int, int]:
     """The regions of all compile nodes of the running prompt: how many are ready, and of how many."""
-    running = get_progress_state().dynprompt.all_node_ids()
-    counts = [count for (node_id, _), count in list(_counts.items()) if node_id in running]
+    counts = list(_running_counts().values())
     return (sum(count[0] for count in counts), sum(count[1] for count in counts)) if counts else (done, total)
+
+
+def _lacking() -> int:
+    """The same: how many have no code. An encoder runs before sampling; one that left nothing by then is not used."""
+    counts = _running_counts().items()
+    used = [count for part, count in counts if part[1] != "encoding" or part in coming_progress.unfinished]
+    return sum(total - ready for ready, total in used)
+
+
+def _running_counts() -> dict[tuple[str, str], tuple[int, int]]:
+    running = get_progress_state().dynprompt.all_node_ids()
+    return {part: count for part, count in list(_counts.items()) if part[0] in running}

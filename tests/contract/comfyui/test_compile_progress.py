@@ -108,7 +108,8 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.put(text))
     monkeypatch.setattr(coming, "broadcast", lambda kind, **data: counts.put(data))
     monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
-    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=lambda: left[0]))
+    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=lambda more=0: left[0]))
+    monkeypatch.setattr(module, "_lacking", lambda: 0)
     progress = module.CompileProgress("8", "sampling", lambda: 0.0)
     progress.begin_run()
     progress.waits()
@@ -130,6 +131,54 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     again.has_come(14)
     assert (again.came, again.is_waiting, shown[-1]) == (14, False, "compiled from here on: 14 regions")
     assert not module.CompileProgress("8", "sampling", lambda: 0.0).is_waiting
+
+
+@pytest.mark.parametrize(
+    ("looks", "ends", "badge"),  # regions in the queue, and how many looks come after the prompt's end
+    [
+        # The model's, then the decoder's too.
+        ([6, 6, 15, 14, 3, 0], 1, ["0 of 15 in about 90 s", "1 of 15 in about 80 s", "12 of 15 in about 20 s"]),
+        ([6, 6, 5, 0], 2, ["0 of 15 in about 90 s", "1 of 6 in about 30 s"]),  # cancelled before it decodes
+    ],
+)
+def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_compiles(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, looks: list[int], ends: int, badge: list[str]
+) -> None:
+    coming, texts, counts = module.coming_progress, list[str](), list[str]()
+    looks = list(looks)
+    nodes = SimpleNamespace(all_node_ids=lambda: {"8", "9"})
+    monkeypatch.setattr(module, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
+    monkeypatch.setattr(module, "_counts", {})
+    monkeypatch.setattr(coming, "unfinished", set())
+    monkeypatch.setattr(coming, "_waiting", set())
+    monkeypatch.setattr(coming, "_TICK", 0.01)
+    monkeypatch.setattr(coming, "prompt_runs", lambda: len(looks) > ends)
+    monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.append(text))
+    monkeypatch.setattr(coming, "broadcast", lambda kind, left, text="", **data: counts.append(text))
+    monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
+
+    def asked(more: int | None = None) -> tuple[int, float]:
+        left = looks[0] if more is None or len(looks) == 1 else looks.pop(0)  # the second question of a look
+        return left, 6.0 * (left + (more or 0))
+
+    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=asked))
+    parts = {"sampling": ("8", 6), "decoding": ("9", 9), "encoding": ("9", 7), "running": ("of another workflow", 5)}
+    for doing, (node_id, regions) in parts.items():
+        module.CompileProgress(node_id, doing, lambda: 0.0).set_total(0, regions)
+    module.CompileProgress("8", "sampling", lambda: 0.0).waits()
+    coming._ticker.join(60)
+    assert texts[0] == "ready in about 90 s, sampling as ComfyUI does until then"
+    assert [text.replace("regions compiled, ready ", "") for text in counts] == [*badge, ""]
+
+
+def test_an_encoder_counts_once_it_ran(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = SimpleNamespace(all_node_ids=lambda: {"9"})
+    monkeypatch.setattr(module, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
+    monkeypatch.setattr(module, "_counts", {("9", "encoding"): (0, 7), ("9", "decoding"): (2, 9)})
+    monkeypatch.setattr(module.coming_progress, "unfinished", set())
+    assert module._lacking() == 7
+    module.coming_progress.unfinished.add(("9", "encoding"))
+    assert module._lacking() == 14
 
 
 def test_an_estimate_is_rough_until_a_region_was_measured(

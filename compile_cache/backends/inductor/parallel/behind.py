@@ -42,10 +42,9 @@ class CompilesBehind:
         self._ending, self.lock = threading.Event(), threading.RLock()
         atexit.register(self._end)
 
-    @property
-    def coming(self) -> tuple[int, float]:
-        """How many regions are left, and in about how many seconds they are there. From any thread."""
-        waiting = [each.call.region.label for each in list(self.queue.waiting.values())]
+    def coming(self, more: int) -> tuple[int, float]:
+        """See `Backend.coming`. From any thread."""
+        waiting = [each.call.region.label for each in list(self.queue.waiting.values())] + [""] * more
         share = _SHARE if self._progress.prompt_runs() else 1.0
         return self.queue.left, self.queue.coming.seconds(waiting, self.queue.held.count, share, self._clock())
 

@@ -117,6 +117,8 @@ def test_it_says_how_many_regions_are_left_and_for_how_long(rig: Behind) -> None
     rig.call(bound, *inputs())
     left, seconds = rig.backend.coming()
     assert (left, seconds > 15.0) == (2, True), "none ended yet, and two workers have one each"
+    more = rig.backend.coming(more=2)
+    assert (more[0], more[1] > seconds + 10.0) == (2, True), "those that no call left yet are compiled after these"
     rig.call(bound, *inputs())
     rig.workers.finish()
     rig.call(bound, *inputs())
