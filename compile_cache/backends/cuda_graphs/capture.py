@@ -19,7 +19,7 @@ from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
 from . import kernel_memory, pools
 from .broken import abandon, keep_for_good, let_go
-from .foreign_launches import TensorLaunchError, refused_launches
+from .foreign_launches import RefusedLaunchError, launches_by_address
 from .host_constants import HostConstants, Run, require_one_device
 from .kept_tensors import put_back, refused_if_read
 from .memory import make_room, map_memory, trims
@@ -209,13 +209,13 @@ def _waits_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[str]:
 def _run(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
     try:
         _leaves_of(invoke, inputs)
-    except (Exception, TensorLaunchError) as error:
+    except (Exception, RefusedLaunchError) as error:
         raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
 
 
 def _leaves_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[Any]:
     """Of the result. In a frame of its own: a refusal that comes after the call lets the result go."""
-    with refused_launches():
+    with launches_by_address():
         leaves, _ = pytree.tree_flatten(invoke(inputs))
     return list(leaves)
 
@@ -294,7 +294,7 @@ def _capture_on_current_stream(
         # tensors while it still runs.
         let_go(error)
         abandon(graph, device, pool)
-        if isinstance(error, TensorLaunchError):
+        if isinstance(error, RefusedLaunchError):
             raise CaptureError(f"the forward cannot be captured: {error}") from error
         raise
     return graph

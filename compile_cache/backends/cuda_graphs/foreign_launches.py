@@ -1,10 +1,10 @@
-"""Triton kernels of other packages in a capture, which Triton's launcher cannot launch with cudaMallocAsync.
+"""Triton kernels of other packages in a capture, to which Triton's launcher passes tensors.
 
-The launcher asks the driver about each tensor's pointer, and the driver has no answer for memory that is allocated
-inside a capture. Our own kernels get addresses (`KernelByAddress`), those of SageAttention get tensors. ComfyUI's
-attention catches the launcher's error and takes torch's attention, which was not rehearsed. With SageAttention 1.0.6,
-torch 2.11 and an H100 that broke the capture, and the process ended. So the launch is refused before the driver is
-asked, by an error that nothing catches on its way.
+The launcher asks the driver about each tensor's pointer, and the driver has no answer for memory that cudaMallocAsync,
+ComfyUI's default, allocates inside a capture. Packages catch that error and compute something else, which was not
+rehearsed: with SageAttention 1.0.6, torch 2.11 and an H100 that broke the capture, and the process ended. So the
+launcher gets addresses, about which it does not ask, as our own kernels do (`KernelByAddress`). A launch whose
+arguments are not that simple is refused, by an error that nothing catches on its way.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from .memory import is_trimmable
 _this = threading.local()
 
 
-class TensorLaunchError(BaseException):
+class RefusedLaunchError(BaseException):
     """Not an Exception: ComfyUI and other packs catch those around their kernels, and go on with another one."""
 
 
 @contextlib.contextmanager
-def refused_launches() -> Iterator[None]:
-    """Within, Triton's launcher raises TensorLaunchError in this thread for a kernel that gets tensors; but not with
-    torch's own allocator, whose memory the driver knows. Raises it at the end if a bare `except` caught it.
+def launches_by_address() -> Iterator[None]:
+    """Within, Triton's launcher gets addresses for tensors in this thread; but not with torch's own allocator, whose
+    memory the driver knows. Raises RefusedLaunchError where that is not possible, and again at the end, in case a bare
+    `except` caught it.
     """
-    _this.refuses, _this.refused = is_trimmable(), ""
-    if _this.refuses and "triton" in sys.modules:  # what the call launches it has launched before
+    _this.is_within, _this.refused = is_trimmable(), ""
+    if _this.is_within and "triton" in sys.modules:  # what the call launches it has launched before
         _guard(private_names.CudaLauncher)
     try:
         yield
     finally:
-        _this.refuses = False
+        _this.is_within = False
     if _this.refused:
-        raise TensorLaunchError(_this.refused)
+        raise RefusedLaunchError(_this.refused)
 
 
 @functools.cache
@@ -53,21 +54,34 @@ def _guard(launcher: type[Callable[..., None]] | None) -> None:
 
     @functools.wraps(launch)
     def guarded(self: Any, *args: Any) -> None:
-        if getattr(_this, "refuses", False) and _has_tensor(args):
-            why = "launches a Triton kernel, which fails in a capture with cudaMallocAsync"
-            _this.refused = f"{_caller()} {why}"
-            raise TensorLaunchError(_this.refused)
+        if getattr(_this, "is_within", False):
+            args = tuple(_address(each) for each in args)
+            # The launcher allocates what it calls scratch, and passes that as a tensor.
+            if any(map(_has_tensor, args)) or _scratch(self):
+                why = "launches a Triton kernel in a way that fails in a capture with cudaMallocAsync"
+                _this.refused = f"{_caller()} {why}"
+                raise RefusedLaunchError(_this.refused)
         launch(self, *args)
 
     launcher.__call__ = guarded  # type: ignore[method-assign]
 
 
-def _has_tensor(args: tuple[Any, ...]) -> bool:
-    """True if there is one among a kernel's arguments. A TensorDescriptor has its tensor as `base`."""
-    return any(
-        _has_tensor(each) if isinstance(each, tuple) else isinstance(getattr(each, "base", each), torch.Tensor)
-        for each in args
-    )
+def _address(argument: Any) -> Any:
+    """For a tensor on the GPU, or Triton's view of one (TensorWrapper), its address."""
+    is_tensor = hasattr(argument, "data_ptr") and argument.device.type == "cuda"
+    return argument.data_ptr() if is_tensor else argument
+
+
+def _has_tensor(argument: Any) -> bool:
+    """True of a tuple with one, and of a TensorDescriptor, which has it as `base`."""
+    if isinstance(argument, tuple):
+        return any(map(_has_tensor, argument))
+    return isinstance(getattr(argument, "base", argument), torch.Tensor)
+
+
+def _scratch(launcher: Any) -> int:
+    """Bytes that it allocates for each program of a kernel."""
+    return sum(getattr(launcher, f"{kind}_scratch_size", 0) for kind in ("global", "profile"))
 
 
 def _caller() -> str:

@@ -1,4 +1,6 @@
-"""A Triton kernel of another package never breaks a capture: the call is refused, whatever the package catches."""
+"""A Triton kernel of another package never breaks a capture: it gets addresses, or its call is refused, whatever the
+package catches.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import torch
 
 from compile_cache.attention import chosen
 from compile_cache.backends.cuda_graphs import capture, foreign_launches
-from compile_cache.backends.cuda_graphs.foreign_launches import TensorLaunchError, refused_launches
+from compile_cache.backends.cuda_graphs.foreign_launches import RefusedLaunchError, launches_by_address
 from compile_cache.errors import CaptureError
 from compile_cache.torch_facts import private_names
 
@@ -58,9 +60,9 @@ def attention(launcher: Launcher) -> Any:
     chosen._finds.pop("test")
 
 
-def test_a_launch_with_tensors_is_refused_past_code_that_catches_errors(attention: Any, launcher: Launcher) -> None:
+def test_a_launch_without_addresses_is_refused_past_what_catches_errors(attention: Any, launcher: Launcher) -> None:
     q = torch.zeros(1, 2, 4)
-    with pytest.raises(TensorLaunchError, match=f"^{__name__} launches a Triton kernel"), refused_launches():
+    with pytest.raises(RefusedLaunchError, match=f"^{__name__} launches a Triton kernel"), launches_by_address():
         attention(q)
     assert launcher.launched == []
     assert torch.equal(attention(q), q + 2), "later calls launch it"
@@ -104,32 +106,42 @@ def test_a_refusal_stands_where_a_package_catches_everything(
 def test_a_launch_with_a_descriptor_of_a_tensor_is_refused(launcher: Launcher) -> None:
     triton = pytest.importorskip("triton.tools.tensor_descriptor", reason="Triton is not installed")
     descriptor = triton.TensorDescriptor
-    with pytest.raises(TensorLaunchError), refused_launches():
+    with pytest.raises(RefusedLaunchError), launches_by_address():
         launcher(1, 1, 1, descriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, 16]))
 
 
 def test_a_launch_with_a_tuple_of_tensors_is_refused(launcher: Launcher) -> None:
-    with pytest.raises(TensorLaunchError), refused_launches():
+    with pytest.raises(RefusedLaunchError), launches_by_address():
         launcher(1, 1, 1, (0.5, (torch.zeros(1),)))
     assert launcher.launched == []
 
 
-def test_our_kernels_get_addresses_and_are_launched(launcher: Launcher) -> None:
-    with refused_launches():
-        launcher(1, 1, 1, torch.zeros(1).data_ptr(), 0.5)
-    assert len(launcher.launched) == 1
+def test_a_launch_that_allocates_is_refused(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(launcher), "global_scratch_size", 128, raising=False)
+    with pytest.raises(RefusedLaunchError), launches_by_address():
+        launcher(1, 1, 1, 0.5)
+    assert launcher.launched == []
+
+
+def test_the_launcher_gets_addresses(launcher: Launcher) -> None:
+    on_gpu = SimpleNamespace(data_ptr=lambda: 4096, device=torch.device("cuda", 0))
+    for _ in range(2):
+        with launches_by_address():
+            launcher(1, 1, 1, on_gpu, 0.5, 512, None)
+    launcher(1, 1, 1, on_gpu)
+    assert launcher.launched == [(1, 1, 1, 4096, 0.5, 512, None)] * 2 + [(1, 1, 1, on_gpu)]
 
 
 def test_with_torchs_own_allocator_and_in_other_threads_nothing_is_refused(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refused_launches():
+    with launches_by_address():
         thread = threading.Thread(target=launcher, args=(1, torch.zeros(1)))
         thread.start()
         thread.join()
     assert len(launcher.launched) == 1
     monkeypatch.setattr(foreign_launches, "is_trimmable", lambda: False)
-    with refused_launches():
+    with launches_by_address():
         launcher(1, torch.zeros(1))
     assert len(launcher.launched) == 2
 
@@ -139,5 +151,5 @@ def test_where_triton_was_not_used_nothing_is_looked_up(monkeypatch: pytest.Monk
     monkeypatch.setattr(private_names, "CudaLauncher", None, raising=False)
     monkeypatch.delitem(sys.modules, "triton", raising=False)
     monkeypatch.setattr(foreign_launches, "_guard", lambda launcher: pytest.fail("guarded"))
-    with refused_launches():
+    with launches_by_address():
         pass
