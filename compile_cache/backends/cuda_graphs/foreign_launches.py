@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from ...torch_facts import private_names
 from .memory import is_trimmable
 
@@ -68,15 +66,15 @@ def _guard(launcher: type[Callable[..., None]] | None) -> None:
 
 def _address(argument: Any) -> Any:
     """For a tensor on the GPU, or Triton's view of one (TensorWrapper), its address."""
-    is_tensor = hasattr(argument, "data_ptr") and argument.device.type == "cuda"
-    return argument.data_ptr() if is_tensor else argument
+    kind = getattr(getattr(argument, "device", None), "type", "")
+    return argument.data_ptr() if kind == "cuda" and hasattr(argument, "data_ptr") else argument
 
 
 def _has_tensor(argument: Any) -> bool:
-    """True of a tuple with one, and of a TensorDescriptor, which has it as `base`."""
+    """True of what the launcher takes for one, of a tuple with one, and of a TensorDescriptor, whose `base` it is."""
     if isinstance(argument, tuple):
         return any(map(_has_tensor, argument))
-    return isinstance(getattr(argument, "base", argument), torch.Tensor)
+    return hasattr(getattr(argument, "base", argument), "data_ptr")
 
 
 def _scratch(launcher: Any) -> int:

@@ -58,7 +58,7 @@ def rounded(seconds: float) -> int:
 
 def _about(seconds: float) -> str:
     """The same with its unit: "25 s", from two minutes on "3 min"."""
-    return f"{rounded(seconds)} s" if seconds < 120 else f"{round(seconds / 60)} min"
+    return f"{short} s" if (short := rounded(seconds)) < 120 else f"{round(seconds / 60)} min"
 
 
 def _tick() -> None:

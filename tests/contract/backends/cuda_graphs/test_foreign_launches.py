@@ -110,9 +110,10 @@ def test_a_launch_with_a_descriptor_of_a_tensor_is_refused(launcher: Launcher) -
         launcher(1, 1, 1, descriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, 16]))
 
 
-def test_a_launch_with_a_tuple_of_tensors_is_refused(launcher: Launcher) -> None:
-    with pytest.raises(RefusedLaunchError), launches_by_address():
-        launcher(1, 1, 1, (0.5, (torch.zeros(1),)))
+def test_a_launch_with_a_tuple_of_tensors_or_an_array_of_another_library_is_refused(launcher: Launcher) -> None:
+    for argument in ((0.5, (torch.zeros(1),)), SimpleNamespace(data_ptr=lambda: 4096)):
+        with pytest.raises(RefusedLaunchError), launches_by_address():
+            launcher(1, 1, 1, argument)
     assert launcher.launched == []
 
 
