@@ -216,8 +216,8 @@ def _run(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
 def _leaves_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[Any]:
     """Of the result. In a frame of its own: a refusal that comes after the call lets the result go."""
     with launches_by_address():
-        leaves, _ = pytree.tree_flatten(invoke(inputs))
-    return list(leaves)
+        leaves: list[Any] = pytree.tree_flatten(invoke(inputs))[0]
+    return leaves
 
 
 def _require_constant(run: Run) -> None:

@@ -20,6 +20,8 @@ from ...torch_facts import private_names
 from .memory import is_trimmable
 
 _this = threading.local()
+# Attributes of Triton's launcher: bytes that it allocates for each program of a kernel, and passes as a tensor.
+_SCRATCH = ("global_scratch_size", "profile_scratch_size")
 
 
 class RefusedLaunchError(BaseException):
@@ -54,8 +56,7 @@ def _guard(launcher: type[Callable[..., None]] | None) -> None:
     def guarded(self: Any, *args: Any) -> None:
         if getattr(_this, "is_within", False):
             args = tuple(_address(each) for each in args)
-            # The launcher allocates what it calls scratch, and passes that as a tensor.
-            if any(map(_has_tensor, args)) or _scratch(self):
+            if any(map(_has_tensor, args)) or any(getattr(self, name, 0) for name in _SCRATCH):
                 why = "launches a Triton kernel in a way that fails in a capture with cudaMallocAsync"
                 _this.refused = f"{_caller()} {why}"
                 raise RefusedLaunchError(_this.refused)
@@ -75,11 +76,6 @@ def _has_tensor(argument: Any) -> bool:
     if isinstance(argument, tuple):
         return any(map(_has_tensor, argument))
     return hasattr(getattr(argument, "base", argument), "data_ptr")
-
-
-def _scratch(launcher: Any) -> int:
-    """Bytes that it allocates for each program of a kernel."""
-    return sum(getattr(launcher, f"{kind}_scratch_size", 0) for kind in ("global", "profile"))
 
 
 def _caller() -> str:
