@@ -27,6 +27,7 @@ _REFINED: dict[str, Any] = {
 _WAN: dict[str, Any] = {
     "dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]
 }  # fmt: skip
+_LTX = "comfy.ldm.lightricks.vae.causal_video_autoencoder"
 _COSMOS: dict[str, Any] = {
     "z_channels": 16, "latent_channels": 16, "z_factor": 1, "resolution": 1024, "in_channels": 3, "out_channels": 3,
     "channels": 128, "channels_mult": [2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [32], "dropout": 0.0,
@@ -71,7 +72,15 @@ VAES = {
         {**_WAN, "dim": 160, "z_dim": 48},
         {"comfy.ldm.wan.vae2_2.WanVAE": {"dim": 16, "dec_dim": 16, "num_res_blocks": 1}},
     ),
-    "ltx": Vae("comfy.ldm.lightricks.vae.causal_video_autoencoder.VideoVAE", {"version": 2}),
+    "ltx": Vae(
+        f"{_LTX}.VideoVAE",
+        {"version": 2},  # which core tells by the width
+        {
+            f"{_LTX}.VideoVAE": {"version": 2},
+            f"{_LTX}.Encoder": {"base_channels": 16},
+            f"{_LTX}.Decoder": {"base_channels": 16},
+        },
+    ),
     "hunyuan": Vae(
         "comfy.ldm.models.autoencoder.AutoencoderKL",
         {"ddconfig": {**_KL, "conv3d": True, "time_compress": 4}, "embed_dim": 16},
