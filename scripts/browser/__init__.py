@@ -1,1 +1,1 @@
-"""ComfyUI's front end in a headless Chromium."""
+"""What the browser tests need of this machine."""

@@ -6,14 +6,15 @@ Prints why not and returns 1 where that fails.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 
 from ..places import ROOT
-from .chromium import executable, has_playwright
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SECONDS = 600.0
 
 
@@ -23,6 +24,15 @@ def main() -> int:
     if problem:
         print(problem)
     return 1 if problem else 0
+
+
+def has_playwright() -> bool:
+    return importlib.util.find_spec("playwright") is not None
+
+
+def executable() -> str | None:
+    """The Chromium to run, or None."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def _playwright() -> str | None:

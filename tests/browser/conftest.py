@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from scripts.browser import chromium, front_end
-from scripts.browser.front_end import FrontEnd
 from scripts.places import ROOT
 from scripts.server.process import ComfyServer, link
 from scripts.setup import comfyui
@@ -20,6 +18,8 @@ from scripts.workflows import CONTROL_NET, LCM_LORA, SD15, SDXL
 
 from ..archive import unpack
 from ..conftest import PACK_NAME, linked_packs
+from . import chromium, front_end
+from .front_end import FrontEnd
 
 MINI = "sd15-mini-full-vae"  # with an encoder, for image to image
 # The store is on, in the server's own folder: without it no sizes are remembered, and the panel shows none.

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from compile_cache.config import COMPILE, CacheConfig
-from scripts.browser import front_end
-from scripts.browser.front_end import DIALOG, FrontEnd
 from scripts.server.process import ComfyServer, link
 from scripts.workflows import SD15
 
 from ..archive import unpack
 from ..conftest import PACK_NAME, linked_packs
+from . import front_end
 from .conftest import ENVIRONMENT, MINI
+from .front_end import DIALOG, FrontEnd
 from .prompts import compiled
 
 pytestmark = pytest.mark.browser

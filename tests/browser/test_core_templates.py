@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from scripts.browser.front_end import FrontEnd
 from scripts.server.process import ComfyServer
 
+from .front_end import FrontEnd
 from .small_templates import STEPS, small
 
 pytestmark = pytest.mark.browser

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.browser.front_end import FrontEnd
 from scripts.places import ROOT
 from scripts.workflows import template, ui
 
+from .front_end import FrontEnd
 from .prompts import FACTOR, LEFT_OUT, PICTURE, stock
 
 pytestmark = pytest.mark.browser

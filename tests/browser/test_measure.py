@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scripts.browser.front_end import EMPTY, FrontEnd
 from scripts.server.process import ComfyServer
 
 from ..comfy.rig import node
 from ..conftest import PACK_NAME
+from .front_end import EMPTY, FrontEnd
 from .prompts import FACTOR, PICTURE, compiled, stock
 
 pytestmark = pytest.mark.browser

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from compile_cache.warm_up_plan import WARMED, Outcome, table
-from scripts.browser import front_end_scripts
-from scripts.browser.front_end import FrontEnd
 from scripts.workflows import CONTROL_NET, SD15
 
 from ..comfy.rig import node
+from . import front_end_scripts
+from .front_end import FrontEnd
 from .prompts import EAGER
 
 pytestmark = pytest.mark.browser

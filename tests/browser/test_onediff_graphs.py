@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from scripts.browser.front_end import FrontEnd
 from scripts.workflows import CONTROL_NET, LCM_LORA, SD15
 
 from ..comfy.rig import node
+from .front_end import FrontEnd
 from .prompts import EAGER, stock
 
 pytestmark = pytest.mark.browser

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scripts.browser.front_end import FrontEnd
 from scripts.server.process import ComfyServer
 from scripts.workflows import SD15
 
 from ..comfy.rig import node
+from .front_end import FrontEnd
 from .prompts import compiled, stock
 
 pytestmark = pytest.mark.browser

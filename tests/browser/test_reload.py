@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.browser import front_end_scripts
-from scripts.browser.front_end import DIALOG, EMPTY, FrontEnd
-
 from ..comfy.rig import node
+from . import front_end_scripts
+from .front_end import DIALOG, EMPTY, FrontEnd
 from .prompts import PICTURE, compiled, stock
 
 pytestmark = pytest.mark.browser

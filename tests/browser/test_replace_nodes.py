@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from scripts.browser.front_end import FrontEnd
 from scripts.workflows import SD15
 
 from ..comfy.rig import node
 from ..comfy.test_onediff import SAVED
 from ..conftest import PACK_NAME
+from .front_end import FrontEnd
 from .prompts import stock
 
 pytestmark = pytest.mark.browser

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 import pytest
 
-from scripts.browser.front_end import EMPTY, FrontEnd
 from scripts.places import ROOT
 from scripts.server.process import ComfyServer
 from scripts.workflows import FOLDER, NOTE, UNETS, Json, api, names, template, transformers, ui
 
+from .front_end import EMPTY, FrontEnd
 from .prompts import EAGER
 
 pytestmark = pytest.mark.browser

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.browser import front_end_scripts
-from scripts.browser.front_end import DIALOG, FrontEnd
 from scripts.places import ROOT
 from scripts.workflows import template, ui
 
 from ..comfy.rig import node
+from . import front_end_scripts
+from .front_end import DIALOG, FrontEnd
 from .prompts import compiled
 
 pytestmark = pytest.mark.browser

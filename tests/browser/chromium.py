@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from scripts.browser.setup import executable, has_playwright
 
 FLAGS = (
     "--no-sandbox",
@@ -23,7 +23,6 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 TIMEOUT_MS = 60_000
 
 
@@ -34,15 +33,6 @@ def missing_requirement() -> str | None:
     if executable() is None:
         return "No Chromium on PATH: install it, for example with apt-get install chromium."
     return None
-
-
-def has_playwright() -> bool:
-    return importlib.util.find_spec("playwright") is not None
-
-
-def executable() -> str | None:
-    """The Chromium to run, or None."""
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 @contextlib.contextmanager
