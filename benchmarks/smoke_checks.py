@@ -232,18 +232,6 @@ def _readme_row(name: str, stock: float, ours: float, *waits: float | None, digi
     return f"| {' | '.join(cells)} |"
 
 
-def newest(folder: Path) -> Path:
-    """The result of the last smoke run on a GPU. Raises FileNotFoundError if there is none."""
-    found = {}
-    for file in folder.glob("*smoke*.json"):
-        result = json.loads(file.read_text("utf-8"))
-        if not result["is_cpu"]:
-            found[result["date"], file.name] = file
-    if not found:
-        raise FileNotFoundError(f"{folder} has no result of a smoke run: add that of benchmarks.smoke on a GPU")
-    return found[max(found)]
-
-
 def write_readme(file: Path, page: Path = README) -> None:
     """Put the table of a result into README, between BEGIN and END."""
     result = json.loads(file.read_text("utf-8"))
