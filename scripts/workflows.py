@@ -92,14 +92,6 @@ def _widgets(node: Json) -> Json:
     return found
 
 
-def differing() -> list[str]:
-    """Workflows whose API form is missing or is not that of their file, and API forms of no workflow."""
-    found = {path.stem for path in (FOLDER / "api").glob("*.json")}
-    return sorted(
-        each for each in found | {*names()} if each not in found & {*names()} or api(each) != prompt_of(ui(each))
-    )
-
-
 def main() -> int:
     """Write the API forms."""
     for name in names():
