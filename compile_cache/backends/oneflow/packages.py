@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from ...packages import version_of
 from ...torch_facts.gpu import is_nvidia
 
 REQUIREMENTS = "requirements-oneflow.txt"
@@ -40,7 +40,7 @@ class Installed:
 
 def installed() -> Installed:
     """The installed versions, from the package metadata."""
-    return Installed(_version("oneflow"), _version("onediff"))
+    return Installed(version_of("oneflow") or None, version_of("onediff") or None)
 
 
 def onediff_is_native() -> bool:
@@ -86,13 +86,6 @@ def _unsupported_gpu(oneflow_version: str) -> tuple[str, str] | None:
                 "Choose 'auto' or 'inductor'.",
             )
     return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @functools.cache

@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from importlib import metadata
 from typing import Any
 
 import comfy.model_management
 import comfy.ops
 import torch
 
+from ....compile_cache.packages import version_of
 from . import dynamic_vram
 from .dynamic_vram import NAMES, as_weight
 from .quantization import WeightCast, weight_cast
@@ -35,19 +35,12 @@ def why_unsupported() -> str | None:
     missing = [name for name in _FUNCTIONS if not hasattr(comfy.ops, name)]
     if missing:
         return f"this ComfyUI pages weights without comfy.ops.{missing[0]}; ComfyUI 0.21.0 has it"
-    version = _version_of("comfy-aimdo")
+    version = version_of("comfy-aimdo")
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) < _COUNTS_PINS:
         needed = ".".join(map(str, _COUNTS_PINS))
         return f"comfy-aimdo {version or 'of an unknown version'} pages the weights, and {needed} is needed"
     return None
-
-
-def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def fill(module: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import comfy
 import folder_paths
 
+from ....compile_cache.packages import version_of
 from ..foreign.packs import add_source
 
 _PACK = Path(__file__).resolve().parents[3]
@@ -38,7 +38,7 @@ def source() -> str:
     for root, files in [*((root, root.rglob("*.py")) for root in roots), (_PACK, _own())]:
         add_source(digest, root, files)
     for package in _PACKAGES:
-        digest.update(f"{package} {_version(package)}\0".encode())
+        digest.update(f"{package} {version_of(package) or 'none'}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -46,10 +46,3 @@ def _own() -> Iterable[Path]:
     for name in _TRACING:
         path = _PACK / name
         yield from path.rglob("*.py") if path.is_dir() else [path]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"

@@ -176,7 +176,7 @@ class TestWhyUnsupported:
         loading = adapter("comfyui.page_loading")
 
         def probe(version: str) -> str | None:
-            monkeypatch.setattr(loading, "_version_of", lambda package: version)
+            monkeypatch.setattr(loading, "version_of", lambda package: version)
             loading.why_unsupported.cache_clear()
             found: str | None = loading.why_unsupported()
             loading.why_unsupported.cache_clear()

@@ -8,12 +8,12 @@ import platform
 import sys
 import threading
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from ....keys import digest
+from ....packages import version_of
 from ....store.fingerprint import EnvironmentFingerprint
 from ....torch_facts.private_names import compile_lock, inductor_config, portable_config
 
@@ -31,6 +31,7 @@ _PASSES = (
     "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "_pre_fusion_custom_pass",
 )  # fmt: skip
 
+_version = functools.cache(version_of)
 _lock = threading.Lock()
 _latest: str | None = None  # what `_read_settings` gave last
 _before: list[str] = []  # the digest of the settings from before each compile that is running
@@ -50,14 +51,6 @@ def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
         settings=_settings(),
         source=source,
     )
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _device(device: torch.device) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +20,7 @@ ROOT = Path(__file__).resolve().parents[4]
 def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The installed versions; none by default."""
     found: dict[str, str] = {}
-
-    def version(package: str) -> str:
-        if package not in found:
-            raise importlib.metadata.PackageNotFoundError(package)
-        return found[package]
-
-    monkeypatch.setattr(packages, "version", version)
+    monkeypatch.setattr(packages, "version_of", lambda name: found.get(name, ""))
     monkeypatch.setattr(sys, "platform", "linux")
     return found
 

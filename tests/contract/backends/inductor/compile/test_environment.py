@@ -290,7 +290,7 @@ def test_a_package_that_a_trace_can_run_through_counts(
 ) -> None:
     source, *_ = trees
     before = source()
-    monkeypatch.setattr(adapter("process.store_location"), "_version", lambda name: "99")
+    monkeypatch.setattr(adapter("process.store_location"), "version_of", lambda name: "99")
     assert source() != before
 
 
