@@ -109,7 +109,6 @@ class Fleet:
             "environment": {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ},
         }  # fmt: skip
         (folder / "fleet.yaml").write_text(yaml.safe_dump(settings), "utf-8")
-        self._replicas = replicas
 
     def __enter__(self) -> Fleet:
         command = [sys.executable, str(ROOT / "scripts" / "fleet"), "up", "--config", str(self.folder / "fleet.yaml")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,6 @@ from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes, in_region_format
 from .region import AUTOCAST, WRITES_TO_COPY, MadeLater, Region, RegionCall, region_key, replaced
 from .table import RegionTable, why_failed
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
