@@ -22,11 +22,10 @@ max error: largest difference from eager with the same seed, of 255."""
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of the demo: one sentence, and the problems."""
+    """The result of the demo, in one sentence."""
 
     passed: bool
     sentence: str
-    problems: list[str]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -47,14 +46,14 @@ def judge(rows: Sequence[Row], machine: Machine, steps: int, bypasses: Sequence[
     if machine.backend != "eager":
         problems += _calls_outside(rows, steps)
     if problems:
-        return Verdict(False, f"FAILED: {'; '.join(problems)}.", problems)
+        return Verdict(False, f"FAILED: {'; '.join(problems)}.")
     if machine.backend != "inductor":
         sentence = (
             f"Nothing was compiled here: `auto` chose {machine.why}. The images are right. "
             "Install what is missing, then run this again to see it compile."
         )
-        return Verdict(True, sentence, [])
-    return Verdict(True, _passed(rows, machine), [])
+        return Verdict(True, sentence)
+    return Verdict(True, _passed(rows, machine))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def test_only_the_first_prompt_that_encodes_a_picture_may_compile_too(prompt: in
 def test_the_verdict_fails_if_the_first_prompt_compiled_nothing() -> None:
     rows = two_rows()
     rows[0].compiled[0] = a_run()
-    assert "the first prompt compiled nothing" in verdict_on(rows).problems
+    assert "the first prompt compiled nothing" in verdict_on(rows).sentence
 
 
 def test_a_wrong_image_fails_on_the_cpu_and_is_only_reported_on_cuda() -> None:
