@@ -108,10 +108,6 @@ export class Live extends EventTarget {
     this.dispatchEvent(new Event("change"));
   }
 
-  get regions() {
-    return this.cache?.regions_ready ?? 0;
-  }
-
   get readySizes() {
     return this.cache?.sizes_ready ?? 0;
   }

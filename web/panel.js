@@ -185,7 +185,7 @@ export class Panel {
   }
 
   memoryRow() {
-    const { bytes, budget_bytes: budget, entries, store, device } = this.live.cache;
+    const { bytes, budget_bytes: budget, entries, store, device, regions_ready: count } = this.live.cache;
     const used = this.t("{used} of {budget}, {count} captures; {shared} shared by all sizes", {
       used: mebibytes(bytes),
       budget: mebibytes(budget),
@@ -195,7 +195,7 @@ export class Panel {
     const disk = store.regions
       ? this.t("On disk: {count} regions, {size}", { count: store.regions, size: mebibytes(store.bytes) })
       : this.t("Nothing is kept on disk.");
-    this.details.textContent = `${this.t("{count} compiled regions in memory", { count: this.live.regions })}. ${disk}`;
+    this.details.textContent = `${this.t("{count} compiled regions in memory", { count })}. ${disk}`;
     if (!device.captures) return [];
     const taken = device.total_bytes - device.free_bytes;
     const whole = this.t("{used} of {total} used on {device}", {
