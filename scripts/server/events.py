@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ServerError
-from .client import PROMPT_TIMEOUT, Client, History, Prompt
+from .client import Client, History
 
 PROGRESS_TEXT = 3
 LAST_EVENTS = ("execution_success", "execution_error", "execution_interrupted")
@@ -26,15 +26,6 @@ class Events:
     messages: list[dict[str, Any]] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
     """(node id, progress text), as ``PromptServer.send_progress_text`` sent them."""
-
-    def of_type(self, name: str) -> list[dict[str, Any]]:
-        """The data of the messages of one type, for example "progress" or "executed"."""
-        return [message["data"] for message in self.messages if message["type"] == name]
-
-
-def run_with_events(client: Client, prompt: Prompt, timeout: float = PROMPT_TIMEOUT) -> Events:
-    """Run a prompt like ``client.run`` and collect its messages. Raises what ``client.run`` raises."""
-    return follow(client, lambda: client.queue(prompt), timeout)
 
 
 def follow(

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from scripts.errors import PromptError
-from scripts.server.client import Client, History
+from scripts.server.client import PROMPT_TIMEOUT, Client, History
+from scripts.server.events import Events, follow
 
 PromptDict = dict[str, dict[str, Any]]
 Array = numpy.ndarray[Any, Any]
@@ -31,6 +32,11 @@ AGAINST_CAPTURES = frozenset({"observed_input", "streamed_weights"})
 def node(class_type: str, **inputs: Any) -> dict[str, Any]:
     """One node of a prompt in API form."""
     return {"class_type": class_type, "inputs": inputs}
+
+
+def run_with_events(client: Client, prompt: PromptDict) -> Events:
+    """Run a prompt and collect its messages. Raises what `Client.run` raises."""
+    return follow(client, lambda: client.queue(prompt), PROMPT_TIMEOUT)
 
 
 def tiny_prompt(

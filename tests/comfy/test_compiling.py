@@ -18,7 +18,7 @@ import pytest
 
 from scripts.pack import module
 from scripts.server.client import Client
-from scripts.server.events import Events, run_with_events
+from scripts.server.events import Events
 from scripts.server.process import ComfyServer
 
 from .rig import (
@@ -28,6 +28,7 @@ from .rig import (
     assert_same,
     assert_through_regions,
     compile_model,
+    run_with_events,
     with_model,
     without_decoder,
 )

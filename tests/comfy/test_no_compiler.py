@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from scripts.server.events import run_with_events
 from scripts.server.process import ComfyServer
 
-from .rig import Bench, assert_same, compiled, failure_of
+from .rig import Bench, assert_same, compiled, failure_of, run_with_events
 
 STEPS = 3
 WHY = r"not inductor: there is no C\+\+ compiler"

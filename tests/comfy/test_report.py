@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from scripts.server.events import run_with_events
 from scripts.server.process import ComfyServer
 
-from .rig import Bench, Run, assert_ran_compiled, assert_same, compiled
+from .rig import Bench, Run, assert_ran_compiled, assert_same, compiled, run_with_events
 
 STEPS = 4
 

@@ -19,11 +19,11 @@ import pytest
 from scripts.errors import PromptError
 from scripts.pack import module
 from scripts.server.client import PROMPT_TIMEOUT, Client
-from scripts.server.events import Events, run_with_events
+from scripts.server.events import Events
 from scripts.server.process import ComfyServer
 
 from .matrix.controlling import all_compiled, controlled
-from .rig import Bench, PromptDict, compiled, node
+from .rig import Bench, PromptDict, compiled, node, run_with_events
 
 STEPS = 2
 NODES = {"unet": "sample-model-0", "vae_decode": "compiled-vae", "controlnet": "compiled-net"}
@@ -47,10 +47,15 @@ class Told:
     def node_texts(self) -> dict[str, str]:
         return dict(self.events.texts)
 
+    def sent(self, kind: str) -> list[dict[str, Any]]:
+        """The data of our messages of this kind."""
+        sent = [each["data"] for each in self.events.messages if each["type"] == "resolute"]
+        return [each for each in sent if each["kind"] == kind]
+
     @property
     def badge(self) -> list[dict[str, Any]]:
         """Its messages while something compiles."""
-        return [each for each in self.events.of_type("resolute") if each["kind"] == "working"]
+        return self.sent("working")
 
 
 class Story:
@@ -177,7 +182,7 @@ def test_each_place_has_the_sizes_that_are_ready(told: dict[str, Told], when: st
 @EACH
 def test_each_place_has_the_result_of_a_run(told: dict[str, Told], when: str) -> None:
     now = told[when]
-    sent = [each["run"] for each in now.events.of_type("resolute") if each["kind"] == "run"]
+    sent = [each["run"] for each in now.sent("run")]
     assert [each["status"] for each in sent] == [each["status"] for each in now.runs]
     for run in now.runs:
         assert now.node_texts[NODES[run["role"]]].splitlines() == run["status"].splitlines()

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from scripts.places import ROOT
-from scripts.server.events import run_with_events
 from scripts.server.process import ComfyServer
 from tests.conftest import PACK_NAME, linked_packs
 
-from .rig import Bench, assert_same, assert_through_regions, compile_model, with_model
+from .rig import Bench, assert_same, assert_through_regions, compile_model, run_with_events, with_model
 
 OTHER = "ComfyUI-Resolute"
 STEPS = 2
