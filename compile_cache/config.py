@@ -41,7 +41,6 @@ class CacheConfig:
         for them.
     attribute_policy: how to read the attributes of the application's modules.
     spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
-        None: as it was measured.
     """
 
     budget_bytes: int = 4096 * _MIB
