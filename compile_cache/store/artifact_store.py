@@ -86,7 +86,7 @@ class ArtifactStore:
             if not path.is_file() or path.read_bytes() != content:
                 write_file(path, content)
         except NotPrivateError as error:
-            raise StoreError(str(error)) from error
+            raise StoreError(f"compiled code cannot be kept: {error}") from error
         except OSError as error:
             raise StoreError(f"compiled code cannot be kept in {folder}: {error}; set RESOLUTE_STORE") from error
 

@@ -140,6 +140,8 @@ class InductorBackend(Backend):
         return Located(in_memory, on_disk, wanted - in_memory - on_disk)
 
     def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:
+        if not _probe_machine(device.type).available:  # torch needs a compiler to load too: all would be discarded
+            return 0
         self._preloading = self._preloading is None  # the first one also imports inductor
         try:
             store = self._store(device, config)

@@ -122,6 +122,8 @@ class InductorProgram(Program):
         self._waited = None  # until it is answered
         count = 0 if (is_behind := behind.serves(call, self._config)) else self._worker_count(call)
         queue = behind.queue if is_behind or count else None
+        if queue is None and behind.queue.left:
+            behind.queue.hand_over(self._regions.keys)
         with installed(self._hooks):
             self._regions.begin(call.progress, call.torch_flags, queue)
             result = self._run_twice(call, behind.queue, count) if count else self._run_regions(call)

@@ -40,8 +40,9 @@ def _lack_on_gpu() -> Lack | None:
     if find_spec("triton") is None:
         remedy = "Install the one that fits torch: 'triton', on Windows 'triton-windows' (versions: docs/backends.md)."
         return Lack("Triton is not installed", remedy)
-    if not _WINDOWS and not _on_path(os.environ.get("CC"), "cc", "gcc", "clang"):  # Triton brings one for Windows
-        return Lack("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
+    none = Lack("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
+    if not _WINDOWS and (lack := _lack_of_compiler("CC", none, "gcc", "clang")):  # Triton brings one for Windows
+        return lack
     if is_nvidia("cuda") and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
         if capability < OLDEST_CAPABILITY:
@@ -51,10 +52,19 @@ def _lack_on_gpu() -> Lack | None:
 
 
 def _lack_on_cpu() -> Lack | None:
-    compilers = ("cl",) if _WINDOWS else ("g++", "c++", "clang++")
-    if not _on_path(os.environ.get("CXX"), *compilers):
-        return Lack("there is no C++ compiler", "Install one, for example 'apt install g++', or choose 'auto'.")
-    return None
+    name = "cl" if _WINDOWS else "clang++" if sys.platform == "darwin" else "g++"  # as torch: it tries no other
+    none = Lack("there is no C++ compiler", "Install one, for example 'apt install g++', or choose 'auto'.")
+    return _lack_of_compiler("CXX", none, name)
+
+
+def _lack_of_compiler(variable: str, none: Lack, *names: str) -> Lack | None:
+    """variable: where it names a compiler, torch and Triton use that one alone. names: else one of these."""
+    given = os.environ.get(variable)
+    if any(shutil.which(name) for name in ((given,) if given else names)):
+        return None
+    if given:
+        return Lack(f"{variable} names {given!r}, which is no program here", f"Correct {variable}, or choose 'auto'.")
+    return none
 
 
 def _lack_of_headers() -> Lack | None:
@@ -74,7 +84,3 @@ def _lack_of_headers() -> Lack | None:
     missing = libs if has_headers else include
     remedy = f"Copy 'include' and 'libs' of a usual Python {platform.python_version()} to {sys.base_prefix}."
     return Lack(f"the folder {missing} of Python is missing, and compilers need it", remedy)
-
-
-def _on_path(*names: str | None) -> bool:
-    return any(name is not None and shutil.which(name) is not None for name in names)

@@ -117,6 +117,31 @@ class TestWithoutACompiler:
         assert registry.get("inductor").probe("cpu").available
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Triton brings a compiler there, and CXX is no convention")
+@pytest.mark.parametrize(
+    ("there", "variable", "lacks"),
+    [
+        (["g++", "gcc"], "", []),
+        (["c++", "cc"], "", ["cpu", "cuda"]),  # torch and Triton try no such name
+        (["g++", "gcc"], "no-such-compiler", ["cpu", "cuda"]),  # they try no other than the one that is named
+    ],
+)
+@pytest.mark.usefixtures("no_compiler")
+def test_only_compilers_that_torch_and_triton_start_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: list[str], variable: str, lacks: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(toolchain, "find_spec", lambda name: object())
+    for name in there:
+        (tmp_path / name).write_text("#!/bin/sh\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    for name in COMPILER_VARIABLES if variable else ():
+        monkeypatch.setenv(name, variable)
+    found = {device: toolchain.lack_of(device) for device in ("cpu", "cuda")}
+    assert [device for device, lack in found.items() if lack is not None] == lacks
+    assert all(lack is None or variable in lack.reason for lack in found.values())
+
+
 @pytest.mark.parametrize("version", ["2.7.1", "2.0.1+cu118", "1.13.1"])
 def test_a_torch_that_is_too_old_is_named_with_the_oldest_that_works(
     monkeypatch: pytest.MonkeyPatch, version: str
@@ -148,7 +173,7 @@ def test_a_card_that_triton_refuses_is_known_before_the_first_region(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(toolchain, "find_spec", lambda name: object())
-    monkeypatch.setattr(toolchain, "_on_path", lambda *names: True)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: name)
     found = inductor_backend._probe_machine("cuda")
     assert found.available is can_compile
     assert can_compile or "6.1" in found.reason
@@ -187,7 +212,7 @@ def test_the_python_of_comfyuis_portable_build_lacks_two_folders(
     include: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(toolchain, "_WINDOWS", True)
-    monkeypatch.setattr(toolchain, "_on_path", lambda *names: True)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: name)
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
     libs = tmp_path / "libs"
     for missing in (include, libs):

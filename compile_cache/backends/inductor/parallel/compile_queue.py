@@ -148,6 +148,15 @@ class CompileQueue(MadeLater):
         self._wait_again(taken)
         self.held.let_go(at_once=bool(taken))
 
+    def hand_over(self, keys: frozenset[str]) -> None:
+        """A call compiles these in turn: keep what came of them, and have no worker compile the others beside it."""
+        if keys.isdisjoint(self.waiting.keys() | self.jobs.keys()):
+            return
+        self.take_back()
+        self.drop(keys - self.jobs.keys())
+        while self.jobs and self.do_one():
+            pass
+
     def _wait_again(self, keys: Iterable[str]) -> None:
         for key in keys:
             self.waiting[key] = self.jobs.pop(key)[1]

@@ -463,6 +463,25 @@ def test_a_warm_up_takes_what_earlier_calls_left(rig: Behind) -> None:
     assert (rig.queue.left, rig.workers.low) == (0, False)
 
 
+def test_a_warm_up_that_compiles_in_turn_keeps_what_came_and_leaves_nothing_to_workers(
+    rig: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with two processors: a worker runs beside a model that samples, and none for a call that waits."""
+    bound, other = rig.bind(seeded(Model)), rig.bind(seeded(Block))
+    rig.leave(bound, *inputs())
+    rig.leave(other, tokens())
+    rig.workers.finish()
+    monkeypatch.setattr(bound.program, "_worker_count", lambda call: 0)
+    with rig.expect(graph_calls=1, region_compiles=2, verifications=2, region_calls=4):
+        assert bound.error(*inputs()) <= TOLERANCE
+    assert (rig.workers.ended, rig.queue.left, rig.queue.jobs) == (1, 1, {})  # the other model's region waits again
+    rig.leave(other, tokens())
+    rig.workers.finish()
+    rig.call(other, tokens())
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert rig.call(other, tokens()) <= TOLERANCE
+
+
 def test_what_calls_left_survives_a_warm_up_of_another_model_that_is_cancelled(rig: Behind) -> None:
     rig.leave(rig.bind(seeded(Model)), *inputs())
     with pytest.raises(InterruptedError):

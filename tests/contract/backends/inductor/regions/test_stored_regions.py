@@ -157,6 +157,17 @@ def test_a_backend_is_starting_while_it_loads_its_first_regions_ahead(
     assert not rig.backend.is_starting
 
 
+def test_a_start_without_a_compiler_keeps_what_is_stored(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses to load code there, which says nothing about the files."""
+    names, rig = store_of(copied).names(), process(copied)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(copied))
+        patch.delenv("CXX", raising=False)
+        keys = {artifact.key for artifact in everything(store_of(copied))}
+        assert [rig.backend.preload([key], CPU, rig.cache.config) for key in keys] == [0, 0]
+    assert store_of(copied).names() == names
+
+
 def test_a_model_with_other_weights_uses_them_too(kept: Path) -> None:
     rig = process(kept)
     with rig.expect(region_loads=2, region_calls=4, graph_calls=1):
