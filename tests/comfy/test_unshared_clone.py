@@ -134,7 +134,7 @@ def test_a_backend_that_cannot_read_pages_asks_for_ordinary_weights(
 ) -> None:
     compiled = core.ours("compile.diffusion_model").compile_diffusion_model
     packages = core.inside("backends.oneflow.packages")
-    monkeypatch.setattr(packages, "version", lambda _: "0.9.0")
+    monkeypatch.setattr(packages, "version_of", lambda _: "0.9.0")
     monkeypatch.setattr("sys.platform", "linux")
     assert compiled(patcher, "oneflow").model is patcher.model
     monkeypatch.setattr(type(patcher), "is_dynamic", lambda _: True)
