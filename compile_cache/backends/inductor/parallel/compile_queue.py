@@ -153,9 +153,9 @@ class CompileQueue(MadeLater):
         if keys.isdisjoint(self.waiting.keys() | self.jobs.keys()):
             return
         self.take_back()
-        self.drop(keys - self.jobs.keys())
         while self.jobs and self.do_one():
             pass
+        self.drop(keys - self.jobs.keys())
 
     def _wait_again(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -482,6 +482,18 @@ def test_a_warm_up_that_compiles_in_turn_keeps_what_came_and_leaves_nothing_to_w
         assert rig.call(other, tokens()) <= TOLERANCE
 
 
+def test_what_a_worker_could_not_compile_does_not_wait_again_beside_a_warm_up(
+    rig: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    rig.workers.finish(NotCompiledError("no code"))
+    monkeypatch.setattr(bound.program, "_worker_count", lambda call: 0)
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert bound.error(tokens()) <= TOLERANCE
+    assert rig.queue.left == 0
+
+
 def test_what_calls_left_survives_a_warm_up_of_another_model_that_is_cancelled(rig: Behind) -> None:
     rig.leave(rig.bind(seeded(Model)), *inputs())
     with pytest.raises(InterruptedError):
