@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scripts.browser.setup import executable, has_playwright
+from scripts.setup.browser import executable, has_playwright
 
 FLAGS = (
     "--no-sandbox",

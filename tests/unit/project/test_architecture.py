@@ -105,7 +105,6 @@ SCRIPTS_FLOORS = [
     tuple(f"scripts/{file.name}" for file in COMMANDS),
     ("scripts/commands", "scripts/serving"),
     ("scripts/demonstration",),
-    ("scripts/browser",),
     ("scripts/models", "scripts/server", "scripts/setup"),
     ("scripts",),  # errors, pack, places, ports, workflows
 ]

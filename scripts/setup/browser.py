@@ -1,4 +1,4 @@
-"""Gets what the browser tests need, where it can be had: ``python -m scripts.browser.setup``.
+"""Gets what the browser tests need, where it can be had: ``python -m scripts.setup.browser``.
 
 Installs playwright into this environment, and Chromium with apt-get if this is a Debian or Ubuntu and the user is root.
 Prints why not and returns 1 where that fails.

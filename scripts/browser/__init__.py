@@ -1,1 +1,0 @@
-"""What the browser tests need of this machine."""
