@@ -147,11 +147,11 @@ STEPS = (
         whole=True,
     ),
     Step(
-        "first-prompts",
-        _module("first_prompts", "--models", _MODELS, "--folder", f"{_FOLDER}/first-prompts"),
+        "queue",
+        _module("queue", "--models", _MODELS, "--folder", f"{_FOLDER}/queue"),
         1200,
-        "what first prompts, a new size and a restart take with RESOLUTE_COMPILE=behind, beside stock's",
-        30,
+        "prompts back to back, with nothing on disk, after a restart, and with 8 and 6 GiB free, beside stock's",
+        25,
     ),
     *map(_scenario, ("tour", "restart", "families", "quantized", "small-cards", "streamed")),
     Step(

@@ -4,12 +4,13 @@
                                [--commit HASH] [--argument ...] [--cpu]
     python -m benchmarks.smoke --readme FILE
 
-Three servers, one after the other: Resolute with nothing on disk; Resolute after that restart, with sizes, a batch, a
-LoRA, decodes, Flux in bf16 and in scaled fp8, and an unload; stock ComfyUI with the same prompts. Stock gets a server
-of its own, so that no capture takes memory from it and its first prompt is one after a restart too. It comes last: a
-run that is cut says something about Resolute. `benchmarks.smoke_checks` has the bounds. A size has a prompt of one
-step, another one, and a whole one: the first is longer by what a new size waits, and a step takes (whole - second) /
-(steps - 1). A figure is one prompt's.
+Three servers, one after the other: Resolute with nothing on disk, eight prompts back to back, and a step of Flux in
+bf16 and in scaled fp8; Resolute after that restart, with sizes, a batch, a LoRA, decodes, Flux, and an unload; stock
+ComfyUI with the same prompts. Before the first server ends the run waits, at most 120 s, until no code is coming any
+more: that is no part of a row, and in the second server all rows run compiled. Stock gets a server of its own, so that
+no capture takes memory from it; its first prompt counts in two rows. It comes last: a run that is cut says something
+about Resolute. `benchmarks.smoke_checks` has the bounds. A size has a prompt of one step, another one, and a whole one:
+the first is longer by what a new size waits, and a step takes (whole - second) / (steps - 1). A figure is one prompt's.
 
 `--bundle FILE` carries compiled regions: those in the file are imported before the first server starts, so that
 nothing may compile, and all that the run has are written into it. The clock of `--seconds` starts when models and
@@ -43,12 +44,13 @@ from .card_memory import GIB, processes_mib, settled_bytes, used_bytes
 from .cells import OutOfTimeError, add_options
 from .rig import OURS, STOCK
 from .smoke_checks import PASS, Check, checks_of, row_checks, summary, table, write_readme
-from .smoke_rows import UNLOAD, Row, prompt, rows
+from .smoke_rows import BEHIND, COLD, QUEUE, RESTART, UNLOAD, Row, prompt, rows
 from .smoke_setup import commit_of, import_bundle, make_models
 
 SECONDS = 280
 STILL = 4.0  # seconds in which memory has to stay the same: unloading waits for other things in between
-PAUSE = 5.0  # seconds between a server's start and its first prompt, as a browser needs to open the page
+PAUSE = 5.0  # seconds between a server's start and its first prompt, as a browser needs; none with nothing on disk
+COMING = 120.0  # seconds that code may take to come behind the first server's prompts
 _START = 18.0  # seconds for a server's start and the pause, on a slow host
 
 
@@ -82,8 +84,11 @@ class Smoke:
     def run(self) -> None:
         """All servers. Raises nothing for a prompt or a server that fails."""
         self._deadline = time.monotonic() + self._options.seconds
-        first, *others = rows(self._options.cpu)
-        for name, contender, each in (("cold", OURS, [first]), ("restart", OURS, others), ("stock", STOCK, others)):
+        all_rows = rows(self._options.cpu)
+        behind = [row for row in all_rows if row.kind in BEHIND]
+        others = [row for row in all_rows if row.kind not in BEHIND]
+        stock = [row for row in all_rows if row.kind != COLD]
+        for name, contender, each in (("cold", OURS, behind), ("restart", OURS, others), ("stock", STOCK, stock)):
             try:
                 self._serve(name, contender, each)
             except ServerError as error:  # it did not start
@@ -101,7 +106,7 @@ class Smoke:
         with self._server(name, contender) as server:
             ready = round(time.monotonic() - started, 1)
             print(f"-- {name}: a server of {contender}, ready after {ready} s", flush=True)
-            time.sleep(PAUSE)
+            time.sleep(0.0 if name == "cold" else PAUSE)
             about = rig.environment(server)
             self.result |= about if "date" not in self.result else {}
             told = [line for line in server.log().splitlines() if any(part in line for part in rig.TOLD)]
@@ -109,6 +114,8 @@ class Smoke:
             try:
                 for row in wanted:
                     self._measure(server, row, contender, name)
+                if name == "cold":
+                    self.result["servers"][name] |= self._until_compiled(server)
             finally:
                 self.result["servers"][name] |= server.client.get("/resolute/events") if _answers(server) else {}
 
@@ -118,8 +125,22 @@ class Smoke:
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TRITON_CACHE_DIR": None}
         return rig.server(
             self._setup, self._folder / name, self._options.argument, models=self._models, cpu=self._options.cpu,
-            environment={**caches, "RESOLUTE_STORE": store},
+            environment={**caches, "RESOLUTE_STORE": store, "RESOLUTE_COMPILE": None},
         )  # fmt: skip
+
+    def _until_compiled(self, server: ComfyServer) -> dict[str, Any]:
+        """Wait until no code is coming and no region was compiled for some seconds. Returns for how long."""
+        began = since = time.monotonic()
+        compiles = None
+        while (now := time.monotonic()) - began < COMING and self._left() > 0:
+            found = server.client.get("/resolute/cache")
+            coming = (found.get("coming") or {}).get("regions", 0)
+            if coming or found["counters"]["region_compiles"] != compiles:
+                compiles, since = found["counters"]["region_compiles"], now
+            elif now - since >= (2.0 if "coming" in found else 15.0):
+                break
+            time.sleep(0.5)
+        return {"waited_seconds": round(now - began, 1), "region_compiles": compiles}
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -147,11 +168,16 @@ class Smoke:
         print("".join(f"{line}\n" for line in table(news).splitlines()[1:]), end="", flush=True)
 
     def _prompts(self, server: ComfyServer, row: Row, contender: str, place: dict[str, Any]) -> None:
-        for number, count in enumerate(row.counts):
+        done = place[contender]["prompts"]
+        if row.kind == RESTART and contender == STOCK:  # a server has one first prompt: it was that of QUEUE
+            queue = next(each for each in self.result["rows"] if each["kind"] == QUEUE)
+            done += queue.get(STOCK, {}).get("prompts", [])[:1]
+        for number, count in [*enumerate(row.counts)][len(done) :]:
             left = self._left()
             if left < 1:
                 raise OutOfTimeError
-            nodes = prompt(row, contender, count, 1 + number, self._files, self._options.cpu)
+            seed = 1 + number + (100 if row.kind == QUEUE else 0)  # of no other row
+            nodes = prompt(row.at(number), contender, count, seed, self._files, self._options.cpu)
             before, without_gain = rig.counters(server.client), server.log().count(rig.NO_GAIN)
             try:
                 history = server.client.run(nodes, left)
@@ -161,18 +187,19 @@ class Smoke:
                 raise
             risen = rig.rise(before, rig.counters(server.client))
             told = {"without_gain": server.log().count(rig.NO_GAIN) - without_gain}
-            place[contender]["prompts"].append(
-                {"count": count, "seed": 1 + number, "seconds": execution_seconds(history), "counters": risen, **told}
+            done.append(
+                {"count": count, "seed": seed, "seconds": execution_seconds(history), "counters": risen, **told}
             )
             if server.client.outputs(history, "latents"):
-                self._compare(place, (row.name, number), count, contender, rig.latents(server.client, history))
+                name = f"prompt {1 + number}" if row.kind == QUEUE else str(count)
+                self._compare(place, (row.name, number), name, contender, rig.latents(server.client, history))
 
-    def _compare(self, place: dict[str, Any], key: tuple[str, int], count: int, contender: str, latents: Any) -> None:
-        """Keep Resolute's latents of a prompt; note how far they are from stock's of the same prompt."""
+    def _compare(self, place: dict[str, Any], key: tuple[str, int], name: str, contender: str, latents: Any) -> None:
+        """Keep Resolute's latents of a prompt; note how far they are from stock's of the same prompt, under a name."""
         if contender == OURS:
             self._latents[key] = latents
         elif key in self._latents:
-            place.setdefault("errors", {})[str(count)] = rig.error(self._latents[key], latents)
+            place.setdefault("errors", {})[name] = rig.error(self._latents[key], latents)
 
     def _give_back(self, server: ComfyServer) -> dict[str, Any]:
         """Unload all models, wait until the memory in use stays the same, and return what is still held."""

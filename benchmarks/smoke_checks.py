@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,12 +11,12 @@ from typing import Any, NamedTuple
 from scripts.places import ROOT
 
 from .rig import OURS, STOCK
-from .smoke_rows import COLD, DECODE, FLUX, FP8, LORA, RESTART, SDXL, SIZE, START, UNLOAD
+from .smoke_rows import BEHIND, DECODE, FLUX, FP8, LORA, QUEUE, RESTART, SDXL, SIZE, START, UNLOAD
 
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
 MORE_WAIT, AIM = 1.0, 0.2  # seconds that a new size or a LoRA may wait beyond stock's, and the aim
 MORE_RESTART = 2.0  # seconds beyond stock's
-STEP, DECODED = 0.8, 1.0  # times stock's
+STEP, DECODED, SECOND = 0.8, 1.0, 0.55  # times stock's; SECOND: the second prompt with nothing on disk
 MORE_GIB = 0.5  # after Unload beyond stock's; 0.2 in 2026-11-23-h200-small-cards.json
 # Latents against stock's: 1.5 times the largest that result files have. SDXL after 20 steps 1.8e-3, with LoRAs
 # (2026-11-22-h200-dynamic-vram.json); Flux after 10 steps 1.6e-3 (2026-11-23-h200-families-by-shape.json), in fp8 after
@@ -58,7 +59,7 @@ def figures(row: Entry, contender: str) -> Figures:
     counts = row["counts"]
     first = seconds[0] if seconds else None
     wait = seconds[0] - seconds[1] if len(seconds) > 1 and counts[0] == counts[1] else None
-    if len(seconds) < 3:
+    if len(seconds) < 3 or row["kind"] == QUEUE:
         return Figures(first, wait)
     return Figures(first, wait, seconds[2], 1000 * (seconds[2] - seconds[1]) / (counts[2] - counts[1]))
 
@@ -76,11 +77,14 @@ def row_checks(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
     yield from _counted(row, result)
     if not result["is_cpu"]:
         yield from _timed(row)
-    if row["kind"] not in (COLD, DECODE) and len(row["counts"]) == 3:
-        steps = 1 if row["model"] in ONE_STEP else row["counts"][2]
-        most = ERROR_ON_CPU if result["is_cpu"] else ERRORS[row["model"]]
-        error = row.get("errors", {}).get(str(steps))
-        yield _check(row, "error to stock", error, most, note=f"after {steps} step{'s' * (steps > 1)}")
+    errors, steps = row.get("errors", {}), 1 if row["model"] in ONE_STEP else row["counts"][-1]
+    most = ERROR_ON_CPU if result["is_cpu"] else ERRORS[row["model"]]
+    note = f"after {steps} step{'s' * (steps > 1)}"
+    if row["kind"] == QUEUE:
+        error = max(errors.values()) if len(errors) == len(row["counts"]) else None
+        yield _check(row, "error to stock", error, most, note=f"{note}, the largest")
+    elif row["kind"] not in (*BEHIND, DECODE) and len(row["counts"]) == 3:
+        yield _check(row, "error to stock", errors.get(str(steps)), most, note=note)
 
 
 # --- counters -------------------------------------------------------------------------------------------------------
@@ -89,31 +93,39 @@ def row_checks(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
 def _counted(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
     prompts = row.get(OURS, {}).get("prompts", [])
     whole = len(prompts) == len(row["counts"])
-    total = {
-        name: sum(each["counters"][name] for each in prompts) if whole else None
-        for name in ("region_compiles", "captures", "replays", "graph_calls", "eager_calls")
-    }
+    total: Counter[str] = Counter()
+    for each in prompts:
+        total.update({name: count for name, count in each["counters"].items() if name != "bypasses"})
 
-    def check(figure: str, value: float | None, bound: float, note: str = "") -> Check:
-        return _check(row, figure, value, bound, note=note)
+    def check(figure: str, value: float, bound: float, note: str = "", is_least: bool = False) -> Check:
+        return _check(row, figure, value if whole else None, bound, note, is_least)
 
-    if row["kind"] not in (COLD, START) or result["bundle"].get("imported"):
+    if row["kind"] not in (*BEHIND, START) or result["bundle"].get("imported"):
         yield check("compiles", total["region_compiles"], 0)
     codes = sorted({code for each in prompts for code in each["counters"]["bypasses"]})
-    bypasses = sum(sum(each["counters"]["bypasses"].values()) for each in prompts) if whole else None
-    yield check("bypasses", bypasses, 0, ", ".join(codes))
+    yield check("bypasses", sum(sum(each["counters"]["bypasses"].values()) for each in prompts), 0, ", ".join(codes))
     calls = sum(row["counts"]) + row["decodes"] * len(row["counts"])
-    missed = abs(calls - total["replays"] - total["graph_calls"]) + total["eager_calls"] if whole else None
-    yield check("forwards outside Resolute", missed, 0, f"of {calls}")
-    if not result["is_cpu"]:
-        yield check("captures", total["captures"], row["most"])
-    if not result["is_cpu"] and row["kind"] != DECODE:
+    compiled = total["replays"] - total["original_replays"]
+    known, eager = compiled + total["graph_calls"], total["eager_calls"]
+    if row["kind"] in BEHIND:  # originals are right where their code is coming
+        known, eager = known + total["original_replays"] + total["waiting_calls"], eager - total["waiting_calls"]
+    yield check("forwards outside Resolute", abs(calls - known) + eager, 0, f"of {calls}")
+    if row["kind"] in (RESTART, SIZE, START):
+        yield check("compiled regions run", total["region_calls"], 1, "at least", is_least=True)
+    if result["is_cpu"]:
+        return
+    if row["kind"] == QUEUE:
+        yield check("captures", total["captures"], 1, "at least", is_least=True)
+        yield check("replays", total["replays"], 1, "at least", is_least=True)
+    if row["kind"] in BEHIND:
+        return
+    yield check("captures", total["captures"], row["most"])
+    if row["kind"] != DECODE:
         # Where the host is quick, a capture gains nothing and is not made: these calls need no replay. Of decoders that
         # is known; of a model the pack's log says it.
         without_gain = any(each.get("without_gain") for each in prompts)
         most = calls if without_gain else row["new"] + row["decodes"] * len(row["counts"])
-        note = f"of {calls}" + ", without gain" * without_gain
-        yield check("forwards not replayed", calls - total["replays"] if whole else None, most, note)
+        yield check("forwards not replayed", calls - compiled, most, f"of {calls}" + ", without gain" * without_gain)
 
 
 # --- seconds and memory ---------------------------------------------------------------------------------------------
@@ -121,16 +133,28 @@ def _counted(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
 
 def _timed(row: Entry) -> Iterator[Check]:
     ours, stock, kind = figures(row, OURS), figures(row, STOCK), row["kind"]
+    if kind == QUEUE:
+        yield from _queued(row)
     if kind == RESTART:
         note = f"stock's + {MORE_RESTART:.0f}"
         yield _beyond(row, "first prompt, s", ours.first_s, stock.first_s, MORE_RESTART, note)
     if kind in (SIZE, LORA):
         yield _wait(row, ours.wait_s, stock.wait_s)
-    if kind == COLD or len(row["counts"]) < 3:
+    if kind in BEHIND or len(row["counts"]) < 3:
         return
     most = DECODED if kind == DECODE else STEP
     figure = "a decode, ms" if kind == DECODE else "a step, ms"
     yield _check(row, figure, ours.ms, None if stock.ms is None else most * stock.ms, note=f"{most} of stock's")
+
+
+def _queued(row: Entry) -> Iterator[Check]:
+    """The second prompt, and the one that is longest beside stock's of the same number."""
+    ours, stock = ([each["seconds"] for each in row.get(by, {}).get("prompts", [])] for by in (OURS, STOCK))
+    bound = SECOND * stock[1] if len(stock) > 1 else None
+    yield _check(row, "second prompt, s", ours[1] if len(ours) > 1 else None, bound, note=f"{SECOND} of stock's")
+    is_whole = len(ours) == len(stock) == len(row["counts"])
+    more = max(mine - other for mine, other in zip(ours, stock, strict=True)) if is_whole else None
+    yield _check(row, "a prompt beyond stock's, s", more, MORE_WAIT)
 
 
 def _beyond(row: Entry, figure: str, ours: float | None, stock: float | None, more: float, note: str) -> Check:
@@ -157,8 +181,13 @@ def _unload(row: Entry) -> Check:
     return _check(row, "GiB held", ours, bound, note=f"stock's + {MORE_GIB}")
 
 
-def _check(row: Entry, figure: str, value: float | None, bound: float | None, note: str = "") -> Check:
-    verdict = NOT_RUN if value is None or bound is None else PASS if value <= bound else FAIL
+def _check(
+    row: Entry, figure: str, value: float | None, bound: float | None, note: str = "", is_least: bool = False
+) -> Check:
+    """is_least: the bound is the least that passes, not the most."""
+    verdict = NOT_RUN
+    if value is not None and bound is not None:
+        verdict = PASS if (value >= bound if is_least else value <= bound) else FAIL
     why = row.get(OURS, {}).get("failed") or row.get(STOCK, {}).get("failed")
     if verdict == NOT_RUN and why:
         return Check(row["row"], figure, value, bound, FAIL, why)
@@ -214,6 +243,9 @@ def missed(checks: list[Check]) -> list[str]:
 def _readme_rows(row: Entry) -> Iterator[str]:
     """Nothing for a row that one of the two lacks."""
     ours, stock, name = figures(row, OURS), figures(row, STOCK), row["row"].removesuffix(", restart")
+    if row["kind"] == QUEUE and len(row.get(STOCK, {}).get("prompts", [])) > 1:
+        both = (row[each]["prompts"][1]["seconds"] for each in (STOCK, OURS))
+        yield _readme_row("second prompt, nothing on disk", *both)
     if row["kind"] == RESTART and ours.first_s is not None and stock.first_s is not None:
         yield _readme_row("first prompt after a restart", stock.first_s, ours.first_s)
     if ours.whole_s is None or stock.whole_s is None or ours.ms is None or stock.ms is None:

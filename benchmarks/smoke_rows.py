@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from . import rig, workloads
@@ -10,7 +10,9 @@ from .family_models import family
 from .rig import STEPS, node
 
 SDXL, FLUX, FP8 = "SDXL", "Flux", "Flux fp8"
-COLD, RESTART, SIZE, LORA, DECODE, START, UNLOAD = "cold", "restart", "size", "lora", "decode", "start", "unload"
+QUEUE, COLD, RESTART, SIZE, LORA = "queue", "cold", "restart", "size", "lora"
+DECODE, START, UNLOAD = "decode", "start", "unload"
+BEHIND = (QUEUE, COLD)  # with nothing on disk: code comes meanwhile
 FORMS = {FLUX: "", FP8: "fp8-scaled"}
 DECODES = 8  # in the longest prompt of the row of decodes
 
@@ -21,7 +23,8 @@ Size = tuple[int, int, int]  # width, height, batch
 class Row:
     """kind: decides what is checked. counts: steps of each prompt, or its decodes. decodes: beside them, in a prompt.
     new: calls of the diffusion model that come before its first replay. most: captures that may be made.
-    seconds: how long Resolute takes, and stock, on a slow host; `--seconds` leaves out what cannot fit.
+    seconds: how long Resolute takes, and stock, on a slow host; `--seconds` leaves out what cannot fit. sizes: of each
+    prompt, where they differ.
     """
 
     name: str
@@ -33,39 +36,46 @@ class Row:
     new: int
     most: int
     seconds: tuple[int, int]
+    sizes: tuple[Size, ...] = ()
+
+    def at(self, number: int) -> Row:
+        """The row of one prompt, with its size."""
+        return replace(self, size=self.sizes[number]) if self.sizes else self
 
     def about(self) -> dict[str, Any]:
         """The row as the result file has it, before it is measured."""
         found = asdict(self) | {"row": self.name}
-        return {key: found[key] for key in ("row", "kind", "model", "size", "counts", "decodes", "new", "most")}
+        return {
+            key: found[key] for key in ("row", "kind", "model", "size", "sizes", "counts", "decodes", "new", "most")
+        }
 
 
 def rows(is_small: bool) -> list[Row]:
-    """In the order of a run. The first is measured in a server of its own.
+    """In the order of a run. Those of BEHIND are measured in a server of their own, with nothing on disk.
 
-    The seconds of a slow host (stock: 136 to 220 ms for a step of SDXL), with nothing on disk:
+    The seconds of a slow host (stock: 136 to 220 ms for a step of SDXL), without waiting for code:
 
         server   start and pause  SDXL  Flux  fp8  unload  sum
-        cold                  18    40                      58
-        restart               18    30    32   32       5  117
-        stock                 18    50    10   10       5   93
-
-    With a bundle SDXL's first prompt takes 25 less, and Flux 20 in each format.
+        cold                  18    40     6    6           70
+        restart               18    30    10   10       5   73
+        stock                 18    85    10   10       5  128
     """
     steps, flux_steps = (3, 3) if is_small else (STEPS, 10)
     sizes: tuple[Size, ...] = ((1024, 1024, 1), (960, 720, 1), (1280, 1280, 1), (1024, 1024, 2))
     if is_small:
         sizes = ((128, 128, 1), (96, 128, 1), (160, 96, 1), (128, 128, 2))
+    first, other = ((*size, 1) for size in family("flux", is_small).sizes[:2])
+    queue = (*sizes[:1] * 5, *sizes[1:2] * 2, sizes[0])
     found = [
-        Row("SDXL, nothing running", COLD, SDXL, sizes[0], (steps,), 1, 1, 2, (40, 0)),
-        Row(f"SDXL {_text(sizes[0])}, restart", RESTART, SDXL, sizes[0], (steps, 1, steps), 1, 1, 2, (12, 15)),
+        Row("SDXL, nothing on disk", QUEUE, SDXL, sizes[0], (steps,) * len(queue), 1, 1, 2, (40, 45), queue),
+        *(Row(f"{model}, nothing on disk", COLD, model, first, (1,), 0, 1, 1, (6, 0)) for model in FORMS),
+        Row(f"SDXL {_text(sizes[0])}, restart", RESTART, SDXL, sizes[0], (steps, 1, steps), 1, 1, 2, (12, 5)),
         *(Row(f"SDXL {_text(size)}", SIZE, SDXL, size, (1, 1, steps), 1, 1, 2, (4, 8)) for size in sizes[1:]),
         Row(f"SDXL {_text(sizes[0])}, LoRA", LORA, SDXL, sizes[0], (1, 1, steps), 1, 0, 0, (3, 8)),
         Row(f"SDXL {_text(sizes[0])}, decode", DECODE, SDXL, sizes[0], (1, 1, DECODES), 0, 10, 1, (3, 3)),
     ]
-    for model in (FLUX, FP8):
-        first, other = ((*size, 1) for size in family("flux", is_small).sizes[:2])
-        found.append(Row(f"{model} {_text(first)}", START, model, first, (1, 1, flux_steps), 0, 1, 1, (30, 8)))
+    for model in FORMS:
+        found.append(Row(f"{model} {_text(first)}", START, model, first, (1, 1, flux_steps), 0, 1, 1, (8, 8)))
         found.append(Row(f"{model} {_text(other)}", SIZE, model, other, (1, 1), 0, 1, 1, (2, 2)))
     return [*found, Row("Unload", UNLOAD, "", (0, 0, 0), (), 0, 0, 0, (5, 5))]
 

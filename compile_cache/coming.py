@@ -20,7 +20,7 @@ class _Job:
     begun: float | None  # None: no worker has it yet
 
 
-class Coming:
+class CompileEta:
     """The jobs that workers have, in their order, and what earlier ones took. Times are on the caller's clock.
 
     One thread tells it of jobs; any thread may ask meanwhile. label: the kind of block that a region is made of.

@@ -29,7 +29,7 @@ class CacheConfig:
     store_folder: where compiled regions survive a restart; None stores nothing. store_bytes: its size limit.
     remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
     advises: say which format of a model's file would be faster on this card.
-    workers: number of processes that compile regions. None: as many as fit in memory. 0 or 1: compile in this process.
+    workers: number of processes that compile regions. None: as many as fit in memory. 0: this process compiles.
     source: digest of the code that regions are traced from. Regions compiled from other code are not used.
     trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
         "name@version:digest" of a whole pack, with a digest of its Python source.

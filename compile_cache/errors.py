@@ -72,6 +72,7 @@ class NoGainError(CaptureError):
 
     def __init__(self, host_share: float) -> None:
         super().__init__(f"the host launches the call in {host_share:.0%} of the time that the GPU takes for it")
+        self.host_share = host_share
 
 
 class BypassCode(str, Enum):

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, Union
 
 Literal = Union[None, bool, int, float, str, tuple["Literal", ...]]  # noqa: UP007 (a recursive alias cannot use |)
@@ -171,6 +171,16 @@ class GraphKey:
         }
 
 
+class Tier(IntEnum):
+    """Which code a capture replays, as in the JIT of a language: a cheap tier at once, the optimizing one after it."""
+
+    ORIGINAL = 1  # the application's own, in place of regions whose code is being compiled
+    COMPILED = 2  # all code that the call's regions can have
+
+
+COMPILED_NOW = "its blocks are compiled now"  # why a call is captured for the second tier
+
+
 ANY_EPOCH = -1  # in the key of a graph that reads the module's present weights in each replay
 
 
@@ -186,11 +196,12 @@ class CaptureKey:
     owner: int
     epoch: int
     torch_flags: tuple[Component, ...] = ()  # that it computes under, see flags.py
+    tier: Tier = Tier.COMPILED
 
     @property
     def of_any_epoch(self) -> CaptureKey:
         """The call with any weights that its module may get. It needs as much memory and time with each of them."""
-        return CaptureKey(self.graph, self.device, self.owner, ANY_EPOCH, self.torch_flags)
+        return CaptureKey(self.graph, self.device, self.owner, ANY_EPOCH, self.torch_flags, self.tier)
 
     @property
     def shape(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import BypassReason
+from .host_load import HostLoad
 
 _KEPT_EVENTS = 512
 SHORT_WAIT = 0.05  # seconds; logs, events and the panel leave out shorter waits
@@ -33,6 +34,7 @@ class Counters:
     verifications: int = 0
     captures: int = 0
     replays: int = 0
+    original_replays: int = 0  # of these, of captures of the first tier
     region_calls: int = 0
     graph_calls: int = 0  # forwards through compiled regions, or that were captured, without a replay
     eager_calls: int = 0  # forwards in which every block ran eager, or some wait for code
@@ -79,10 +81,14 @@ class _Open:
 
 
 class Stats:
-    """clock: seconds, for durations. Every second that a prompt waits is measured by `stalling`, and counts once."""
+    """clock: seconds, for durations. Every second that a prompt waits is measured by `stalling`, and counts once.
+
+    host: what calls leave of the host's time.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
+        self.host = HostLoad()
         self.counters = Counters()
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._waits: deque[Event] = deque(maxlen=_KEPT_EVENTS)

@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..compile_cache.calls import rows
+from ..compile_cache.calls import report_rows
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases
 from .adapters.report import cache_report, table_and_chart
@@ -42,5 +42,5 @@ class GraphCacheReport(io.ComfyNode):
     @classmethod
     def execute(cls, any: Any = None) -> io.NodeOutput:
         data = cache_report.report()
-        text = rows.report(data)
+        text = report_rows.report(data)
         return io.NodeOutput(text, table_and_chart.chart(data), ui=on_node(text))

@@ -6,12 +6,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
 
 from ..config import CacheConfig
 from ..errors import BypassCode, BypassReason
+from ..host_load import HostLoad
 from ..keys import Component, GraphKey
 from ..regions.site import HookBuilder, Progress, SilentProgress
 from ..stats import Stats
@@ -73,6 +75,8 @@ class Call:
     forward_bypass: why the call must run eagerly, if it must. capture_blocker: why it must not be captured.
     why_captured: why a capture is made now, where nothing else says so.
     is_behind: what has no code yet runs its original, and is compiled behind the call.
+    is_left_alone: compiled code is slower on this device, so the call runs without it.
+    begins_run: it is the first one of a sampling run, or a call outside of any.
     may_capture: False where a capture would keep more memory than it is worth.
     is_compared: in turn with its original, which may be as fast as compiled code, see `WholeCalls`.
     method: None if `invoke` does more than to call one method of the module.
@@ -91,6 +95,8 @@ class Call:
     why_captured: str = ""
     is_compared: bool = False
     is_behind: bool = False
+    is_left_alone: bool = False
+    begins_run: bool = False
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
     method: Method | None = None
@@ -150,18 +156,27 @@ class CaptureFacts:
     least_host_share: float = 0.0
 
 
+class Code(Enum):
+    """The compiled code of all regions that a call runs."""
+
+    COMING = "coming"  # some region has none yet
+    CAME = "came"  # some code was not compared with its original yet
+    READY = "ready"
+
+
 class Program(ABC):
     """One module bound to one backend."""
 
     def __init__(self, owner: int, capabilities: Capabilities) -> None:
         self.owner = owner  # in-process number of the module, for CaptureKey
         self.capabilities = capabilities
-        self.ran_compiled = True  # in the latest `run`; False if every block ran eagerly
+        # Of the latest `run` or `compare`. ran_compiled: False if every block ran eagerly. ran_originals: in place of
+        # code that will come.
+        self.ran_compiled, self.ran_originals = True, False
 
-    @property
-    def waits(self) -> bool:
-        """The latest `run` ran originals in place of code that will come."""
-        return False
+    def code_of(self, key: GraphKey) -> Code:
+        """Of the regions that the latest run of a call with this key came to."""
+        return Code.READY
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -191,6 +206,10 @@ class Program(ABC):
 
         Raises what the module raises, and whatever cancels.
         """
+
+    def compare(self, call: Call) -> Any:
+        """Run the call as its capture of the first tier does, and compare some of the code that came since then."""
+        return self.run(call)
 
     def close(self) -> None:  # noqa: B027
         """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""
@@ -230,8 +249,13 @@ class Backend(ABC):
         """Load regions from the store before the first call needs them. Returns how many artifacts it loaded."""
         return 0
 
-    def prewarm(self, device: torch.device, config: CacheConfig) -> None:  # noqa: B027
-        """A module will be bound and run soon: start slow imports and processes in the background. Returns at once."""
+    def prewarm(  # noqa: B027
+        self, device: torch.device, config: CacheConfig, host: HostLoad, lacks_regions: bool = False
+    ) -> None:
+        """A module will be bound and run soon: start slow imports and processes in the background. Returns at once.
+
+        host: what calls leave. lacks_regions: a model that was used before lacks some of its compiled code.
+        """
 
     @property
     def is_starting(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,18 +11,19 @@ from typing import Any
 
 import torch
 
-from ..backends.base import Call, Program
+from ..backends.base import Call, Code, Program
 from ..backends.cuda_graphs.run_cost import cost_of_run
-from ..captures.attempts import NOT_RESIDENT, CaptureAttempts
-from ..captures.captures import Captures, Entry, Reach, capture_key, free_bytes
+from ..captures.attempts import NOT_RESIDENT
+from ..captures.captures import Reach, capture_key, free_bytes
+from ..captures.tiers import Tiers
+from ..choices.stopwatch import stopwatch_on
 from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
-from ..errors import BypassCode, BypassReason
-from ..keys import CaptureKey
-from ..stats import Stats
-from ..store.shape_history import ShapeHistory
+from ..errors import BypassReason
+from ..keys import VAE_ROLES, CaptureKey, Tier
 from ..torch_facts.out_of_memory import is_out_of_memory
-from .misses import FIRST, FREED, SeenSignatures, explain_first
+from .cache_memory import CacheMemory
+from .misses import FIRST, FREED, explain_first
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 class Action(Enum):
     REPLAY = "replay"  # there is a capture of this signature
     CAPTURE = "capture"  # run through the compiled regions, then capture
+    COMPARE = "compare"  # there is a capture of originals, and code to compare with them: run as it did
     REGIONS = "regions"  # run through the compiled regions, without a capture
     EAGER = "eager"  # run the original forward
 
@@ -47,7 +48,7 @@ class _Begun:
     failure: Exception | None = None
 
 
-class GraphCache:
+class GraphCache(CacheMemory):
     """Answers the calls of compiled modules, and counts what it did.
 
     One lock guards every capture and replay, because captures share memory. ComfyUI samples on one thread; with several
@@ -55,17 +56,10 @@ class GraphCache:
     """
 
     def __init__(self, config: CacheConfig | None = None, reach: Reach = free_bytes) -> None:
-        self.config = config or CacheConfig.from_environment()
-        self.stats = Stats()
-        self._captures = Captures(self.config.budget_bytes)
-        self.bytes_by_device = self._captures.held_by_device
-        self._seen = SeenSignatures()
-        folder = self.config.store_folder
-        self.shapes = ShapeHistory(folder / "shapes" if folder and self.config.remember else None)
-        self._attempts = CaptureAttempts(self._captures, self.stats, self.config, reach)
-        self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", self.config.source)
+        super().__init__(config or CacheConfig.from_environment(), reach)
+        self.whole_calls = WholeCalls(self.stats, self._folder and self._folder / "calls", self.config.source)
+        self._tiers = Tiers(self._captures, lambda key: self.whole_calls.reason(key, in_turn=False) is not None)
         self.after_capture: Callable[[], None] = lambda: None
-        self._lock = threading.RLock()
 
     def run(self, program: Program, call: Call, recheck: Callable[[], Call] | None = None) -> Any:
         """Answer a call by the fastest right path. Raises only what the original forward raises.
@@ -75,27 +69,42 @@ class GraphCache:
         runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
         timed = capture_key(program, call) if call.is_timed else None
-        with self._lock, self.whole_calls.timed(timed, call.is_compared, program.waits, call.is_streamed):
-            begun = self._begin(program, call)
-            if recheck is not None and (call_now := recheck()) is not call:
-                begun = self._begin(program, call_now)
-            result = self._finish(program, begun)
-            self._captures.keep_to_budget()
-            return result
+        waits = program.code_of(call.key) is not Code.READY
+        with self._lock, self.whole_calls.timed(timed, call.is_compared, waits, call.is_streamed):
+            if not call.begins_run:
+                return self._answer(program, call, recheck)
+            self._tiers.begin_run(program)
+            with self.stats.host.claimed():  # the look at all modules keeps the host busy
+                return self._answer(program, call, recheck)
+
+    def _answer(self, program: Program, call: Call, recheck: Callable[[], Call] | None) -> Any:
+        begun = self._begin(program, call)
+        if recheck is not None and (call_now := recheck()) is not call:
+            self.whole_calls.replays_nothing()
+            begun = self._begin(program, call_now)
+        result = self._finish(program, begun)
+        self._captures.keep_to_budget()
+        return result
 
     def _begin(self, program: Program, call: Call) -> _Begun:
         """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted."""
         key = capture_key(program, call)
         if program.capabilities.reads_live_weights:
             self._captures.drop_unrefreshable(key.owner, call.epoch)
+        slower = None if call.forward_bypass else self.whole_calls.reason(key, call.is_compared, call.is_streamed)
+        if slower is not None:
+            if call.is_compared:
+                return _Begun(call, key, Action.EAGER, slower)
+            call = replace(call, is_left_alone=True)
+        key = self._tiers.key_of(program, call)
         action, reason = self._decide(program, call, key, call.capture_blocker)
         if action is not Action.REPLAY:
-            return _Begun(call, key, action, reason)
+            return _Begun(call, key, action, reason or slower)
         if not call.weights.pin():
             self._attempts.not_resident(key, call.weights.bytes)
             return _Begun(call, key, *self._decide(program, call, key, NOT_RESIDENT))
         try:
-            return _Begun(call, key, action, reason, *self._replay(key, call.tensors))
+            return _Begun(call, key, action, slower, *self._replay(key, call.tensors))
         finally:
             call.weights.unpin()
 
@@ -103,26 +112,32 @@ class GraphCache:
         self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None
     ) -> tuple[Action, BypassReason | None]:
         """The fastest correct path, and why it is slower than it might be. blocker: why the call is not captured."""
-        bypass = call.forward_bypass or self.whole_calls.reason(key, call.is_compared, call.is_streamed)
-        if bypass is not None:
-            return Action.EAGER, bypass
-        uncaptured = Action.REGIONS if program.capabilities.compiles else Action.EAGER
+        if call.forward_bypass is not None:
+            return Action.EAGER, call.forward_bypass
+        uncaptured = Action.REGIONS if program.capabilities.compiles and not call.is_left_alone else Action.EAGER
         may_capture = self.config.capture and call.may_capture and not self._attempts.gains_nothing(key)
         if not (program.capabilities.captures and may_capture):
             return uncaptured, None
         reason = blocker or self._attempts.reason(key)
         if reason is None and key in self._captures:
-            return Action.REPLAY, None
+            return (Action.COMPARE if self._tiers.compares(key) else Action.REPLAY), None
         if self._attempts.is_measured_first(call, key):
             return Action.EAGER, None
         return (Action.CAPTURE, None) if reason is None else (uncaptured, reason)
 
     def _replay(self, key: CaptureKey, tensors: Sequence[torch.Tensor]) -> tuple[Any, Exception | None]:
         """Launch the replay of a capture: its output, or the error if that failed."""
-        graph = self._captures.get(key)
-        assert graph is not None, "the decision saw it under the same lock"
+        entry = self._captures.get(key)
+        assert entry is not None, "the decision saw it under the same lock"
+        if key.tier is Tier.ORIGINAL:
+            self.whole_calls.replays_originals(entry.is_mixed)
+        watch = stopwatch_on(torch.device(key.device)) if entry.watch is None else None
         try:
-            return graph.replay(tensors), None
+            output = entry.value.replay(tensors)
+            if watch is not None:
+                watch.stop()
+                entry.watch = watch
+            return output, None
         except Exception as error:  # noqa: BLE001 (`_finish` runs the original, and says why)
             return None, error.with_traceback(None)  # its frames hold copies of outputs
 
@@ -136,12 +151,13 @@ class GraphCache:
         if action is Action.REPLAY:
             self._captures.pin_for_session(key)
             self.stats.counters.replays += 1
-            self.shapes.record(call.key, program, flags=key.torch_flags)
+            self.stats.counters.original_replays += key.tier is Tier.ORIGINAL
+            self.stats.host.answered(0.0)
+            self._remember(call, program, key)
             return begun.output
         difference = self._record_signature(program, key)
         with ExitStack() as held:
-            is_left_alone = reason is not None and reason.code is BypassCode.NOT_FASTER and not call.is_compared
-            is_short = reason is NOT_RESIDENT or (action is Action.EAGER and not is_left_alone)
+            is_short = reason is NOT_RESIDENT or (action is Action.EAGER and not call.is_left_alone)
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._attempts.count(NOT_RESIDENT)
@@ -157,8 +173,13 @@ class GraphCache:
         if out_of_memory:  # not in the handler: the error's frames hold tensors until it ends
             return self._answer_out_of_memory(call, key)
         if action is not Action.EAGER and call.capture_blocker is None:  # also where a cancelled call was the first one
-            self.shapes.record(call.key, program, seconds, key.torch_flags)
+            self._remember(call, program, key, seconds)
         return result
+
+    def _remember(self, call: Call, program: Program, key: CaptureKey, seconds: float = 0.0) -> None:
+        """Not of a program that stands in for another one, and knows no regions."""
+        if program.region_keys or not program.ran_originals:
+            self.shapes.record(call.key, program, seconds, key.torch_flags)
 
     def _hold_weights(self, call: Call, key: CaptureKey, action: Action, held: ExitStack) -> bool:
         """Pin the weights and put them in place until `held` is closed. Returns whether there is room for that."""
@@ -180,29 +201,47 @@ class GraphCache:
             with self._attempts.measured(call, key):
                 return self._run_original(call), 0.0
         started = self.stats.clock()
-        if action is Action.REGIONS:
+        if action is Action.CAPTURE:
+            with self.stats.host.claimed():  # the run, its rehearsal and its capture decide alike, and are measured
+                return self._run_and_capture(program, call, key, difference, started)
+        if action is Action.COMPARE:
+            self._tiers.compared(key)
+            with self.stats.host.claimed():
+                result = program.compare(call)
+        else:
             with self._attempts.measured(call, key):
                 result = program.run(call)
-            self.stats.forward_ran(program.ran_compiled, program.waits, started)
-            return result, 0.0
+            self.stats.host.answered(self._attempts.host_share(key))
+        self.stats.forward_ran(program.ran_compiled, program.ran_originals, started)
+        return result, 0.0
+
+    def _run_and_capture(
+        self, program: Program, call: Call, key: CaptureKey, difference: str | None, started: float
+    ) -> tuple[Any, float]:
+        """Returns the result and the capture's seconds. Code that the run lacks gives a capture of the first tier."""
         with cost_of_run(call.device) as cost:
             result = program.run(call)
-        ran_compiled = program.ran_compiled
-        if program.waits:  # a capture would keep what is slow
-            self.stats.forward_ran(ran_compiled, waits=True, started=started)
-            return result, 0.0
-        with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
-            seconds = self._attempts.capture(program, call, key, result, difference or call.why_captured or FREED, cost)
-        is_captured = key in self._captures
-        self.stats.forward_ran(ran_compiled or is_captured)
+        ran_compiled, ran_originals = program.ran_compiled, program.ran_originals
+        ran, seconds = self._tiers.key_that_ran(program, call, key), 0.0
+        # A decode takes much memory, and a run that leaves regions to be compiled does not show what the host takes for
+        # it: the next one does.
+        is_first = ran_originals and difference is not None and key.graph.role in VAE_ROLES
+        if not is_first and (ran == key or not (self._attempts.gains_nothing(ran) or self._attempts.reason(ran))):
+            why = difference or call.why_captured or self._tiers.why(ran) or FREED
+            with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
+                seconds = self._attempts.capture(program, call, ran, result, why, cost)
+        is_captured = ran in self._captures
+        self.stats.forward_ran(ran_compiled or is_captured, ran_originals, started)
         if is_captured:
             self.after_capture()
-            self._captures.pin_for_session(key)
+            self._captures.pin_for_session(ran)
         return result, seconds
 
     def _record_signature(self, program: Program, key: CaptureKey) -> str | None:
         """Name the difference from the nearest signature seen before, as an event too; None if it was seen before."""
-        exact = key if program.capabilities.captures else replace(key, epoch=0)  # without, no weight's address counts
+        exact = replace(key, tier=Tier.COMPILED)  # what lacks code shows only when it runs
+        if not program.capabilities.captures:
+            exact = replace(exact, epoch=0)  # no weight's address counts
         difference = self._seen.add(key.owner, exact, exact.components())
         if difference == FIRST:
             difference = explain_first(self.shapes.of_model(key.graph.model), key.torch_flags)
@@ -237,63 +276,3 @@ class GraphCache:
         result = call.invoke(call.tensors)
         self.stats.forward_ran(compiled=False)
         return result
-
-    def open_session(self, owner: int) -> None:
-        """A sampling run of a module starts: the captures that it uses stay until it ends."""
-        with self._lock:
-            self._captures.open_session(owner)
-
-    def close_session(self, owner: int) -> None:
-        """The sampling run is over. If captures hold more than the budget now, release what they only work in."""
-        with self._lock:
-            self._captures.close_session(owner)
-            self._captures.keep_to_budget()
-
-    def captures_of(self, owner: int) -> int:
-        """How many captures a module has."""
-        return sum(key.owner == owner for key, _ in self._captures)
-
-    @property
-    def bytes(self) -> int:  # that captures hold
-        return self._captures.held_bytes
-
-    def give_back(self, everything: bool) -> int:
-        """The application needs memory, with `everything` because it unloads all models. See `Captures.give_back`."""
-        with self._lock:
-            freed = self._captures.give_back(everything)
-            if everything:
-                self._attempts.memory_was_freed()
-            self.stats.counters.evictions = self._captures.evictions
-            return freed
-
-    def trim(self, bytes_to_free: int | None = None) -> int:
-        """Free captures that no session uses, oldest first; all of them by default. Returns the bytes freed."""
-        with self._lock:
-            freed = self._captures.free(bytes_to_free)
-            self._attempts.retry_all(measured=bytes_to_free is None)
-            self.stats.counters.evictions = self._captures.evictions
-            return freed
-
-    def forget(self, owner: int) -> None:
-        """Drop everything of a module that was garbage collected, and give its memory back."""
-        with self._lock:
-            self._seen.forget(owner)
-            had = self.captures_of(owner)
-            self._captures.forget(owner)
-            self._attempts.forget(owner)
-            if had:
-                self._captures.released()
-                self._attempts.memory_was_freed()
-
-    def drop_stale(self, owner: int, epoch: int) -> None:
-        """Drop a module's captures from before its weights epoch `epoch`."""
-        with self._lock:
-            self._captures.drop_stale(owner, epoch)
-
-    def captured(self) -> list[tuple[CaptureKey, Entry]]:
-        """Every capture that there is now, the least recently used first."""
-        return list(self._captures)
-
-    def report(self) -> dict[str, Any]:
-        """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""
-        return {"counters": self.stats.snapshot(), **self._captures.report(self.shapes.size_of)}

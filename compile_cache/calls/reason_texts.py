@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ..keys import COMPILED_NOW
 from ..texts import Text
 from .misses import FIRST, FREED, SINCE
 
@@ -45,6 +46,8 @@ def because(difference: str, cell: int) -> Text:
         return Text("the first run of this model since it was loaded")
     if difference == FREED:
         return Text("its capture had been freed or evicted")
+    if difference == COMPILED_NOW:
+        return Text("its blocks are compiled now")
     if difference == "remembered":
         return Text("an earlier session used this size")
     if "weights moved or changed" in difference:

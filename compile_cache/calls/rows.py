@@ -5,7 +5,7 @@ Plain data: no torch, no ComfyUI.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,12 @@ _MAX_NEW_SIGNATURES = 3
 BACKEND, MODEL = "the backend", "the model's blocks"
 # Fields and counters of a run in `GET /resolute/runs`.
 _AS_IT_IS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped")
-_COUNTED = ("replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads", "verifications")
+_COUNTED = (
+    "replays", "original_replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads",
+    "verifications",
+)  # fmt: skip
 
-_ROLES = {
+ROLES = {
     "unet": "sampling",
     "vae_decode": "decoding",
     "vae_encode": "encoding",
@@ -120,8 +123,8 @@ def log_line(run: Run) -> str:
 def _work(run: Run) -> list[Row]:
     """Each thing that the run waited for, in the order in which people read it."""
     rows, first_use = [], Text("the first use since ComfyUI started")
-    came_behind = run.came or run.counts.get("waiting_calls", 0)
-    if (compiles := run.counts.get("region_compiles", 0)) and not came_behind:
+    came_behind, compiles = run.came or run.ran_originals, run.counts.get("region_compiles", 0)
+    if compiles and not came_behind:
         text = Text("compiled {count} regions in {time}", count=compiles, time=time_text(run.seconds_of("compile")))
         rows.append(Row(text, _why_compiled(run), is_result=True))
     elif (count := compiles or run.counts.get("verifications", 0)) and run.seconds_of("compile") >= SHORT_WAIT:
@@ -163,7 +166,8 @@ def _results(run: Run) -> list[str]:
         return [*done, _stop(run, Text("stopped in the first step"))]
     if run.stopped:
         return [*done, _stop(run, Text("stopped"))]
-    waits = [Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else []
+    waits = [Text("ComfyUI's own blocks as one CUDA graph")] if run.counts.get("original_replays", 0) else []
+    waits = waits or ([Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else [])
     done = [came_text(run.came), *done] if run.came else [*done, *waits]
     if not (run.came or waits or any(run.counts.get(name, 0) for name in SAID.values())):
         done.insert(0, Text("no compile needed") if answered else Text("ran uncompiled"))
@@ -171,8 +175,7 @@ def _results(run: Run) -> list[str]:
 
 
 def _stop(run: Run, text: Text) -> Text:
-    is_left = run.regions[0] < run.regions[1] and not run.counts.get("waiting_calls", 0)
-    return kept(*run.regions) if is_left else text
+    return kept(*run.regions) if run.regions[0] < run.regions[1] and not run.ran_originals else text
 
 
 def _speed(run: Run) -> list[str]:
@@ -203,8 +206,10 @@ def kept(done: int, total: int) -> Text:
 def counted(counts: Mapping[str, int]) -> dict[str, Text]:
     """A phrase for each counter that people see, by its name. Those that are missing count as 0."""
     waiting = {"waiting_calls": Text("{count} not compiled yet", count=n)} if (n := counts.get("waiting_calls")) else {}
+    own = Text("{count} of them of ComfyUI's own blocks", count=counts.get("original_replays", 0))
     return {
         "replays": Text("{count} replays", count=counts.get("replays", 0)),
+        **({"original_replays": own} if counts.get("original_replays") else {}),
         "graph_calls": Text("{count} calls through regions", count=counts.get("graph_calls", 0)),
         "eager_calls": Text("{count} eager calls", count=counts.get("eager_calls", 0)),
         "captures": Text("{count} captures", count=counts.get("captures", 0)),
@@ -228,73 +233,3 @@ def totals(data: Mapping[str, Any]) -> list[Text]:
             for code, count in sorted(counters["bypasses"].items())
         ),
     ]
-
-
-def report(data: Mapping[str, Any]) -> Text:
-    """The text of Graph Cache Report: the totals, what was chosen and measured, and a line for each capture."""
-    text_lines: list[str] = [*totals(data), *_modules(data["modules"]), *map(_attention, data["attention"])]
-    text_lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
-    for each in data["measurements"]:
-        values = {name: each[name] for name in ("device", "date", "model")}
-        text_lines.append(Text("measured on {device}, {date}: {model} {result}", **values, result=each["text"]))
-    if left_out := sorted({name for module in data["modules"] for name in module["left_out"]}):
-        text_lines.append(Text("left out of compiling: {names}", names=", ".join(left_out)))
-    return Text.joined("\n", [*text_lines, *_captures(data["entries"])])
-
-
-def _modules(modules: Iterable[Mapping[str, Any]]) -> Iterable[Text]:
-    for module in modules:
-        if module["blocks"]:
-            blocks = ", ".join(f"{count} {origin}" for origin, count in sorted(module["blocks"].items()))
-            text = "{done} of {total} regions compiled; blocks: {blocks}"
-            yield Text(text, done=module["regions_compiled"], total=module["regions"], blocks=blocks)
-            yield from (Text("  weights: {format}", format=text) for text in module["formats"])
-
-
-def _attention(choice: Mapping[str, Any]) -> Text:
-    """The kernel of a shape and why: the times, the tokens of a shape nearby that was timed, or that others failed."""
-    shape, like = ("x".join(map(str, choice[name] or ())) for name in ("q", "like"))
-    times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(choice["milliseconds"].items()))
-    failed = ", ".join(choice["failed"])
-    why = Text("as for {tokens} tokens", tokens=like) if like else times or Text("{kernels} failed", kernels=failed)
-    return Text("attention of {shape} with {kernel}: {why}", shape=shape, kernel=choice["kernel"], why=why)
-
-
-def _compared(comparison: Mapping[str, Any]) -> Text:
-    """How calls of a size run, with the seconds of both ways. comparison: see `WholeCalls.report`."""
-    values = {
-        "what": _ROLES[comparison["role"]],
-        "shape": "x".join(map(str, comparison["shape"])),
-        "compiled": f"{comparison['seconds']:.3g}",
-        "eager": f"{comparison['original_seconds']:.3g}",
-    }
-    text = "{what} {shape} runs compiled: {compiled} s, {eager} s eager on this device"
-    if comparison["is_left_alone"]:
-        text = "{what} {shape} falls back to eager: {compiled} s compiled, {eager} s eager on this device"
-    return Text(text, **values)
-
-
-def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table as narrow as it can be, since the node shows it."""
-    if not entries:
-        return []
-    wide = 2 + max(len(size_of(entry)) for entry in entries)
-    return ["", f"{'size':<{wide}}{'what':<12}{'backend':<10}{'hits':>5}{'MiB':>8}"] + [
-        f"{size_of(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
-        f"{entry['bytes'] / 2**20:>8.1f}"
-        for entry in entries
-    ]
-
-
-def capture_name(entry: Mapping[str, Any]) -> str:
-    """Of an entry of `cache_report.report`: "1024x1024, batch 2  sampling"."""
-    return f"{size_of(entry)}  {_role(entry)}"
-
-
-def size_of(entry: Mapping[str, Any]) -> str:
-    """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
-    return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))
-
-
-def _role(entry: Mapping[str, Any]) -> str:
-    return _ROLES.get(entry["role"], str(entry["role"]))

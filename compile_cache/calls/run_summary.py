@@ -79,6 +79,11 @@ class Run:
         return not (self.stopped or self.why_no_calls or worked)
 
     @property
+    def ran_originals(self) -> bool:
+        """Some calls ran originals in place of code that was being compiled, by a replay or without."""
+        return bool(self.counts.get("waiting_calls", 0) or self.counts.get("original_replays", 0))
+
+    @property
     def seconds_without_waits(self) -> float:
         return max(self.seconds - self.waited - self._beside, 0.0)
 

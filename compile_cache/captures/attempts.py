@@ -58,7 +58,8 @@ class CallState:
     unexpected_out_of_memory: bool = False  # the weights did not fit once, though there seemed to be room
     worked_in: int = 0  # bytes that a run of it allocated at once, at most
     needed: int = 0  # bytes that a refused capture would work in
-    name: str = ""  # among the calls that gain nothing, by its graph and the torch flags
+    name: str = ""  # among the calls that gain nothing, by its graph, the torch flags and the tier
+    host_share: float | None = None  # of a run that gained nothing, as this process measured it
 
 
 class CaptureAttempts:
@@ -111,6 +112,11 @@ class CaptureAttempts:
         if is_known and is_first:
             logger.info("Resolute: %s is not captured, since that gained nothing when it was measured", key.shape)
         return is_known
+
+    def host_share(self, key: CaptureKey) -> float | None:
+        """How much of a call's time keeps the host busy; None if that is unknown, or all."""
+        known = self.gains_nothing(key)
+        return (self._state(key).host_share or LEAST_HOST_SHARE) if known else None
 
     def may_bring_in(self, key: CaptureKey, pages: int, to_capture: bool) -> bool:
         """True if all weights of a call are to be brought in: so many bytes, which may push out those of others."""
@@ -181,7 +187,8 @@ class CaptureAttempts:
         grown = captures.shared_bytes()
         too_large = grown > max(captures.budget, shared)  # its memory grew by more than was measured
         stays = not program.capabilities.returns_memory
-        if too_large or not captures.put(key, graph, graph.bytes, is_permanent=stays):
+        mixed = program.ran_originals and program.ran_compiled
+        if too_large or not captures.put(key, graph, graph.bytes, is_permanent=stays, is_mixed=mixed):
             size = graph.bytes
             graph.close()
             release_graph_memory()
@@ -217,6 +224,7 @@ class CaptureAttempts:
     def _capture_failed(self, key: CaptureKey, error: Exception, room: int) -> None:
         """`Program.capture` raised. room: see `_over_budget`."""
         if isinstance(error, NoGainError):
+            self._state(key).host_share = error.host_share
             self._gpu_bound.set(key.device, _name(self._state(key), key), time.time())
             logger.info("Resolute: %s is not captured, since that would gain nothing: %s", key.shape, error)
         elif isinstance(error, OverBudgetError):
@@ -281,7 +289,7 @@ class CaptureAttempts:
 
 def _name(state: CallState, key: CaptureKey) -> str:
     if not state.name:
-        state.name = digest((key.graph.digest(), key.torch_flags))
+        state.name = digest((key.graph.digest(), key.torch_flags, int(key.tier)))
     return state.name
 
 

@@ -13,7 +13,8 @@ import torch
 from ..backends.base import Call, Graph, LiveWeightsGraph, Program
 from ..backends.cuda_graphs.memory import driver_graph_bytes, is_trimmable, release_graph_memory
 from ..backends.cuda_graphs.pools import pool_bytes
-from ..keys import ANY_EPOCH, CaptureKey, GraphKey
+from ..choices.stopwatch import Stopwatch
+from ..keys import ANY_EPOCH, CaptureKey, GraphKey, Tier
 
 _KEPT = 32 << 20  # bytes of captures that stay when all models are unloaded
 
@@ -31,20 +32,31 @@ def free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info(device)[0] + max(unused, 0) + of_graphs
 
 
-def capture_key(program: Program, call: Call) -> CaptureKey:
+def capture_key(program: Program, call: Call, tier: Tier = Tier.COMPILED) -> CaptureKey:
     """The key of a call's capture: a graph that reads the present weights in each replay serves every epoch."""
     epoch = ANY_EPOCH if program.capabilities.reads_live_weights else call.epoch
-    return CaptureKey(call.key, call.device, program.owner, epoch, call.torch_flags)
+    return CaptureKey(call.key, call.device, program.owner, epoch, call.torch_flags, tier)
 
 
 @dataclass(slots=True)
 class Entry:
-    """A capture. is_permanent: it is never evicted, because that would free nothing."""
+    """A capture. is_permanent: it is never evicted, because that would free nothing. is_mixed: originals and compiled
+    code ran in it. watch: of its first replay.
+    """
 
     value: Graph
     bytes: int
     is_permanent: bool
+    is_mixed: bool = False
     hits: int = 0
+    watch: Stopwatch | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as without a capture a replay is; None if that is not known, or not yet."""
+        uncaptured = getattr(self.value, "uncaptured_seconds", 0.0)  # OneFlow's graphs know none
+        seconds = self.watch.seconds(wait=False) if self.watch is not None else None
+        return uncaptured / seconds if uncaptured and seconds else None
 
 
 class Captures:
@@ -87,7 +99,7 @@ class Captures:
         """Bytes of the shared pool that eviction cannot free. What can be released before is no reason to evict one."""
         return 0 if is_trimmable() else pool_bytes()
 
-    def get(self, key: CaptureKey) -> Graph | None:
+    def get(self, key: CaptureKey) -> Entry | None:
         """The capture, counted as a hit and now the most recently used, or None."""
         with self._lock:
             entry = self._entries.get(key)
@@ -95,19 +107,23 @@ class Captures:
                 return None
             entry.hits += 1
             self._entries.move_to_end(key)
-            return entry.value
+            return entry
 
-    def put(self, key: CaptureKey, graph: Graph, size: int, is_permanent: bool = False) -> bool:
+    def of_first_tier(self, owner: int) -> list[CaptureKey]:
+        """The module's captures that replay originals."""
+        return [key for key, _ in self if key.tier is Tier.ORIGINAL and key.owner == owner]
+
+    def put(self, key: CaptureKey, graph: Graph, size: int, is_permanent: bool = False, is_mixed: bool = False) -> bool:
         """Keep a capture of `size` bytes; others are evicted. Returns False if it does not fit beside the pinned ones.
 
-        is_permanent: see `Entry`.
+        is_permanent, is_mixed: see `Entry`.
         """
         self.discard(key)
         if self.pinned_bytes + size > self.budget:
             return False
         self.trim(self.budget - size + self.shared_bytes())  # evicting one frees nothing of what they share
         with self._lock:
-            self._entries[key] = Entry(graph, size, is_permanent)
+            self._entries[key] = Entry(graph, size, is_permanent, is_mixed)
         return True
 
     def trim(self, limit: int) -> int:

@@ -114,6 +114,7 @@ class WholeCalls:
         self._settled: dict[str, dict[str, Size]] = {}  # by device and size class: the size that decides
         self._without_memory: set[tuple[str, str]] = set()  # devices and size classes whose original found too little
         self._runs: deque[_Run] = deque(maxlen=_MOST_RUNS)  # that the device may not have finished yet
+        self._replayed: str | None = None  # the way of the current call, if it replays originals
 
     def reason(self, key: CaptureKey, in_turn: bool, streamed: bool = False) -> BypassReason | None:
         """Why a call runs eager; None if it runs compiled, or waits for its code. streamed: see `Call.is_streamed`."""
@@ -153,6 +154,7 @@ class WholeCalls:
         counts = in_turn or waits or size_known.has_originals(trial)
         watch = self._stopwatch(torch.device(key.device)) if counts and not size_known.is_settled(trial) else None
         before = () if watch is None else self._counted()
+        self._replayed = None
         try:
             yield
         except Exception as error:
@@ -163,9 +165,17 @@ class WholeCalls:
             return
         watch.stop()
         waited, *risen = [now - then for now, then in zip(self._counted(), before, strict=True)]
-        way = ORIGINAL if is_original else _way_of(risen)
+        way = ORIGINAL if is_original else _way_of(risen) if self._replayed is None else self._replayed
         if way and size.takes(trial, way):
             self._runs.append(_Run(key.device, size, way, watch, waited))
+
+    def replays_originals(self, is_mixed: bool) -> None:
+        """The call inside `timed` replays a capture of the first tier. is_mixed: compiled code runs in that too."""
+        self._replayed = "" if is_mixed else ORIGINAL
+
+    def replays_nothing(self) -> None:
+        """That replay is dropped: the call is answered anew."""
+        self._replayed = None
 
     def _counted(self) -> tuple[float, ...]:
         """Read all that a call may add to: the seconds waited, and the counters that `_way_of` takes."""

@@ -15,7 +15,7 @@ _ABSENT = object()
 
 
 @contextmanager
-def swapped(values: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+def swapped(values: Iterable[tuple[dict[Any, Any], Any, Any]]) -> Iterator[None]:
     """Inside, each slot (dictionary, name) has the value that is given with it.
 
     At the end, and after any error, each slot has again what it had at the beginning; a name that was absent is absent.

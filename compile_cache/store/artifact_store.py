@@ -19,7 +19,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -150,30 +150,22 @@ class ArtifactStore:
             return False
         return True
 
-    @contextlib.contextmanager
-    def build_lock(self, key: str, raise_if_cancelled: Callable[[], None], patience: float = 600.0) -> Iterator[None]:
-        """Lock a key while compiling it: one process compiles, the others wait and then load the result.
+    def build_lock(self, key: str) -> Any:
+        """Lock a key while it is compiled, so that of several processes one compiles it. Waits for nothing.
 
-        Calls `raise_if_cancelled` while waiting. After `patience` seconds the caller compiles without the lock.
+        Returns a lock with `release()`; None if another process has it. It goes with its process.
         """
         import filelock  # a dependency of torch; inspecting a bundle needs neither, so import it here
 
-        lock = filelock.FileLock(self._folder / f"{key[:DIGEST_CHARS]}.lock")
-        deadline = time.monotonic() + patience
+        # Not of one thread: the thread that compiles takes it, and a call that waits may release it.
+        lock = filelock.FileLock(self._folder / f"{key[:DIGEST_CHARS]}.lock", thread_local=False)
         try:
-            while time.monotonic() < deadline:
-                try:
-                    lock.acquire(timeout=_POLL_SECONDS)
-                    break
-                except filelock.Timeout:
-                    raise_if_cancelled()
-                except Exception as error:  # noqa: BLE001 (a file system without locks raises several classes)
-                    logger.debug("no lock in %s: %s", self._folder, error)
-                    break
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                lock.release()
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            return None
+        except Exception as error:  # noqa: BLE001 (a file system without locks raises several classes)
+            logger.debug("no lock in %s: %s", self._folder, error)
+        return lock
 
     # --- bounds ------------------------------------------------------------------------------------------------
 

@@ -163,6 +163,7 @@ _TABLE = (
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
     _Name("CudaLauncher", "triton.backends.nvidia.driver", Loss.ADDRESSES, members=("__call__",)),
     _Name("InductorChoices", "torch._inductor.choices", Loss.SPEED, members=("should_use_persistent_reduction",)),
+    _Name("fake_results", "torch._subclasses.fake_impls", Loss.SPEED, "op_implementations_dict"),
     _Name("addmm_activation", "torch", Loss.SPEED, "_addmm_activation"),
     _Name("inductor_graphs", "torch._inductor.virtualized", Loss.SPEED, "V", ("set_choices_handler",)),
     _Name("conv_formats", "torch._C", Loss.SPEED, "", ("_conv_determine_backend_memory_format",)),
@@ -181,6 +182,12 @@ NAMES = {each.name: each for each in _TABLE}
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 # Loggers of torch's symbolic arithmetic, which write thousands of harmless lines for odd sizes.
 NOISY_LOGGERS = ("torch.utils._sympy.interp", "torch.fx.experimental.symbolic_shapes")
+
+_PARTS = (
+    "torch._dynamo", "networkx", "torch._functorch.aot_autograd", "torch._inductor.decomposition",
+    "torch._inductor.lowering", "torch._inductor.codegen.subgraph", "torch._inductor.kernel",
+    "torch._inductor.select_algorithm", "torch._inductor.codecache", "torch._inductor.compile_fx",
+)  # fmt: skip
 
 _lock = threading.RLock()  # two threads that import inductor at once find it half initialised
 # Python goes from a thread that imports or traces to one that waits for it after so long. With its own 5 ms, each time
@@ -233,6 +240,14 @@ def _imported(module: str) -> Any:
     """Import a module under the lock."""
     with giving_way():
         return importlib.import_module(module)
+
+
+def import_inductor(between: Callable[[], None]) -> None:
+    """Import inductor in parts of a few tenths of a second. between: called after each, and may wait."""
+    for module in _PARTS:
+        with contextlib.suppress(Exception):  # a module that moved: what needs it says so
+            _imported(module)
+        between()
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def test_the_first_prompt_samples_at_once_and_a_later_one_runs_compiled(
     assert first.bypasses == {}
     # Cancel ends the prompt, and not what compiles.
     long = compiled(tiny_prompt(seed=1, width=136, height=104, steps=5000))
-    assert "interrupted" in bench.cancel_once(long, lambda: "behind the picture" in str(bench.texts("trace")))
+    assert "interrupted" in bench.cancel_once(long, lambda: bool(bench.texts("trace")))
     ends, compiles = time.monotonic() + MOST_SECONDS, 0
     for number in itertools.count():  # ComfyUI does not sample again what it has just sampled
         cfg = 5.0 + number * 1e-9

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Program
+from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Code, Program
 from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
@@ -78,6 +78,10 @@ class Module:
 
 
 class FakeProgram(Program):
+    """code: of the regions of its calls; runs show what they lack. is_mixed: compiled code runs beside originals.
+    comparisons: calls that compared code that came.
+    """
+
     def __init__(self, owner: int = 1, capabilities: Capabilities = FULL, size: int = 4 * MIB) -> None:
         super().__init__(owner, capabilities)
         self.size = size
@@ -85,10 +89,23 @@ class FakeProgram(Program):
         self.run_failures: list[BaseException] = []
         self.capture_failure: BaseException | None = None
         self.capture_attempts = 0
+        self.code, self.is_mixed, self.comparisons = Code.READY, False, 0
+        self._lacking = set[GraphKey]()
+
+    def code_of(self, key: GraphKey) -> Code:
+        return self.code if key in self._lacking else Code.READY
 
     def run(self, call: Call) -> Any:
         if self.run_failures:
             raise self.run_failures.pop(0)
+        self.ran_originals = self.code is not Code.READY and not call.is_left_alone
+        self.ran_compiled = not call.is_left_alone and (self.is_mixed or not self.ran_originals)
+        (self._lacking.add if self.ran_originals else self._lacking.discard)(call.key)
+        return call.invoke(call.tensors)
+
+    def compare(self, call: Call) -> Any:
+        self.comparisons += 1
+        self.ran_originals, self.ran_compiled = True, self.is_mixed
         return call.invoke(call.tensors)
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> FakeGraph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compile_cache.coming import Coming
+from compile_cache.coming import CompileEta
 
 SHARE = 0.1
 
@@ -13,7 +13,7 @@ class Machine:
     """Traces regions one after the other, and compiles them in workers, on a clock of its own."""
 
     def __init__(self, workers: int = 2, trace: float = 0.3, device: str = "cuda") -> None:
-        self.coming, self.workers, self.trace, self.device = Coming(device), workers, trace, device
+        self.eta, self.workers, self.trace, self.device = CompileEta(device), workers, trace, device
         self.now, self.names = 100.0, 0
         self.estimates: list[tuple[float, float]] = []  # (when, seconds)
 
@@ -37,15 +37,15 @@ class Machine:
                 self.now = min(self.now + 1.0, when)
             if what == "traced":
                 kind = waiting.pop(0)
-                self.coming.submitted(name, kind, self.workers, when, when - self.trace)
+                self.eta.submitted(name, kind, self.workers, when, when - self.trace)
             else:
-                self.coming.ended(name, when)
-                self.coming.took(kind := name.rstrip("0123456789"), kinds[kind])
-        assert self.coming.seconds([], self.workers, share, self.now) == 0
+                self.eta.ended(name, when)
+                self.eta.took(kind := name.rstrip("0123456789"), kinds[kind])
+        assert self.eta.seconds([], self.workers, share, self.now) == 0
         return [seconds / (self.now - at) for at, seconds in self.estimates if self.now - at > 0.2 * (self.now - begun)]
 
     def _estimate(self, waiting: list[str], share: float) -> None:
-        seconds = self.coming.seconds(waiting, self.workers, share, self.now)
+        seconds = self.eta.seconds(waiting, self.workers, share, self.now)
         self.estimates.append((self.now, seconds))
 
 
@@ -66,25 +66,25 @@ def test_on_the_second_model_no_estimate_is_off_by_two_times(
 def test_before_a_job_ended_the_device_says_what_one_takes_and_then_the_longest_that_runs(
     device: str, seconds: float
 ) -> None:
-    coming = Coming(device)
-    assert coming.seconds(["Block"] * 4, 2, 1.0, 0.0) == pytest.approx(2 * seconds + 0.5)
+    eta = CompileEta(device)
+    assert eta.seconds(["Block"] * 4, 2, 1.0, 0.0) == pytest.approx(2 * seconds + 0.5)
     for name in "abc":
-        coming.submitted(name, "Block", 2, 0.0, 0.0)
-    assert coming.seconds([], 2, 1.0, 3.0) == pytest.approx(2 * seconds - 3)
-    assert coming.seconds([], 2, 1.0, 30.0) == 37.5, "the two that run are about to end; the third takes as long"
+        eta.submitted(name, "Block", 2, 0.0, 0.0)
+    assert eta.seconds([], 2, 1.0, 3.0) == pytest.approx(2 * seconds - 3)
+    assert eta.seconds([], 2, 1.0, 30.0) == 37.5, "the two that run are about to end; the third takes as long"
 
 
 def test_traces_that_get_a_share_of_the_time_are_what_takes_longest() -> None:
-    coming = Coming("cuda")
+    eta = CompileEta("cuda")
     for seconds, trace in (3.0, 0.25), (0.5, 0.375), (0.5, 0.5):
-        coming.submitted("a", "Block", 16, seconds, 0.0)
-        coming.ended("a", 6.0)
-        assert coming.seconds(["Block"] * 10, 16, SHARE, 6.0) == pytest.approx(10 * trace / SHARE + 5)
+        eta.submitted("a", "Block", 16, seconds, 0.0)
+        eta.ended("a", 6.0)
+        assert eta.seconds(["Block"] * 10, 16, SHARE, 6.0) == pytest.approx(10 * trace / SHARE + 5)
 
 
 def test_a_job_that_failed_tells_no_seconds() -> None:
-    coming = Coming("cuda")
-    coming.submitted("a", "Block", 1, 0.0, 0.0)
-    coming.ended("a", 1.0)
-    coming.submitted("b", "Block", 1, 1.0, 1.0)
-    assert coming.seconds([], 1, 1.0, 1.0) == 5
+    eta = CompileEta("cuda")
+    eta.submitted("a", "Block", 1, 0.0, 0.0)
+    eta.ended("a", 1.0)
+    eta.submitted("b", "Block", 1, 1.0, 1.0)
+    assert eta.seconds([], 1, 1.0, 1.0) == 5

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec, differing, digest, repr_digest
+from compile_cache.keys import (
+    CaptureKey,
+    GraphKey,
+    Role,
+    Signature,
+    TensorSpec,
+    Tier,
+    differing,
+    digest,
+    repr_digest,
+)
 
 from ..programs import run_python
 
@@ -92,7 +102,15 @@ def test_the_tables_cover_every_field_of_the_keys() -> None:
     named = {factor for factor, _ in OTHER}
     assert {field.name for field in fields(TensorSpec)} <= named
     assert {field.name for field in fields(GraphKey) if field.init} - {"signature"} <= named
-    assert {field.name for field in fields(CaptureKey)} - {"graph"} == {factor for factor, _ in IN_PROCESS_OTHER}
+    in_process = {field.name for field in fields(CaptureKey)} - {"graph", "tier"}
+    assert in_process == {factor for factor, _ in IN_PROCESS_OTHER}
+
+
+def test_the_tier_changes_the_capture_key_and_nothing_that_people_see() -> None:
+    original, compiled = (CaptureKey(graph_key(), "cuda:0", 1, 1, tier=tier) for tier in (Tier.ORIGINAL, Tier.COMPILED))
+    assert original != compiled
+    assert original.of_any_epoch != compiled.of_any_epoch
+    assert original.components() == compiled.components()
 
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations(PLAIN_VALUES, 2)))

@@ -8,8 +8,9 @@ pool, and under cudaMallocAsync no allocation node outlives its graph.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from .host_constants import HostConstants, Run, require_one_device
 from .kept_tensors import put_back, refused_if_read
 from .memory import make_room, map_memory, trims
 from .run_cost import cost_of_run
-from .sync_check import recorded_waits
+from .sync_check import waits_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,10 @@ class CapturedGraph:
     inputs, outputs: the static buffers; leaves of the result that are no tensors are returned as they are.
     kept: tensors that the graph reads, see `host_constants`, which are of `constants`. `bytes` is that of these alone:
     all graphs of a device share the memory that a replay works in (`pools`). device: its number. peak: bytes that a
-    replay works in.
+    replay works in. uncaptured_seconds: of its rehearsal; 0.0 without one.
     """
+
+    uncaptured_seconds = 0.0
 
     def __init__(
         self,
@@ -85,17 +88,18 @@ class CapturedGraph:
 class Recorder:
     """Captures the calls of one program.
 
-    Calls with the same tensor names and the same plain values run the same Python code, whatever their shapes. So of
-    these only the first is rehearsed; with quantized weights each is, since comfy-kitchen tunes and allocates by shape.
+    Calls with the same tensor names, the same plain values and the same variant run the same code, whatever their
+    shapes. So of these only the first is rehearsed; with quantized weights each is, since comfy-kitchen tunes and
+    allocates by shape. variant: which compiled code runs in the call.
     """
 
     def __init__(self) -> None:
         self._rehearsed: dict[Any, HostConstants | None] = {}
 
-    def capture(self, call: Call, result: Any, facts: CaptureFacts) -> CapturedGraph:
+    def capture(self, call: Call, result: Any, facts: CaptureFacts, variant: Hashable = ()) -> CapturedGraph:
         """See `Program.capture`."""
         signature = call.key.signature
-        form = (tuple(name for name, _ in signature.tensors), repr(signature.values))
+        form = (tuple(name for name, _ in signature.tensors), repr(signature.values), variant)
         constants = self._rehearsed.get(form)
         rehearse = form not in self._rehearsed or kernel_memory.has_quantized(call.module)
         graph = capture(call.invoke, call.tensors, result, facts, rehearse, call.module, constants)
@@ -128,12 +132,12 @@ def capture(
     with _beside(device):
         if kernel_memory.has_int8_products(module):
             kernel_memory.claim(device)
-        peak, rehearsed = facts.peak, None
+        peak, rehearsed, seconds = facts.peak, None, 0.0
         if rehearse or peak > facts.limit:
             with cost_of_run(f"cuda:{device}") as cost:
                 constants, rehearsed = _rehearse(invoke, inputs, module)  # `rehearsed` keeps the copies until then
             _require_gain(cost.host_share(), facts)
-            peak = cost.bytes
+            peak, seconds = cost.bytes, cost.seconds()
         if peak > facts.limit:
             raise OverBudgetError(peak)
         pool = pools.shared.pool(device)
@@ -147,7 +151,9 @@ def capture(
         logger.debug("captured: a run allocates %d MiB, the memory of graphs grew by %d MiB", peak >> 20, growth >> 20)
     del rehearsed
     pools.shared.opened(device, max(growth, 0))
-    return CapturedGraph(graph, inputs, outputs, spec, device, peak, list(run.used.values()), constants)
+    captured = CapturedGraph(graph, inputs, outputs, spec, device, peak, list(run.used.values()), constants)
+    captured.uncaptured_seconds = seconds
+    return captured
 
 
 @contextlib.contextmanager
@@ -183,7 +189,7 @@ def _rehearse(
     runs show that: one that makes them, and one that uses them and must not wait.
     """
     with refused_if_read(module):
-        waits = _waits_of(invoke, inputs)
+        waits = waits_of(functools.partial(_run, invoke, inputs))
     if not waits:
         return None, Run()
     made = Run()
@@ -193,17 +199,11 @@ def _rehearse(
             _run(invoke, inputs)
     if made.used:
         with constants.observed(inputs) as run:
-            waits = _waits_of(invoke, inputs)
+            waits = waits_of(functools.partial(_run, invoke, inputs))
         _require_constant(run)
     if waits:
         raise CaptureError(f"the forward cannot be captured: it waits for the GPU at {waits[0]}")
     return constants, made
-
-
-def _waits_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[str]:
-    with recorded_waits() as waits:
-        _run(invoke, inputs)
-    return waits
 
 
 def _run(invoke: Invoke, inputs: list[torch.Tensor]) -> None:

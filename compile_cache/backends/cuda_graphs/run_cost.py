@@ -27,8 +27,12 @@ class RunCost:
         At 1.0 or more the GPU waited for the host, and a capture, which launches at once, is faster. A small share says
         that the GPU was busy all the time. A first run has a high one in any case: the host loads kernels.
         """
-        seconds = self.watch.seconds(wait=True) if self.watch is not None else None
+        seconds = self.seconds()
         return self.host_seconds / seconds if seconds else 1.0
+
+    def seconds(self) -> float:
+        """Of the GPU, with its waits for the host; 0.0 if they are unknown. Waits for it."""
+        return (self.watch.seconds(wait=True) or 0.0) if self.watch is not None else 0.0
 
 
 @contextlib.contextmanager

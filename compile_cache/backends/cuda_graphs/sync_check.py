@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import torch
 
+_TRIES = 3  # of a run that another thread disturbs
 _SYNCHRONIZES = "synchronizing CUDA operation"  # in the text of torch's warning
 _DISTURBED = "an unknown place, because another thread changed Python's warnings meanwhile"
 
@@ -76,3 +77,15 @@ def recorded_waits() -> Iterator[list[str]]:
         for each in (filters, warnings.filters):  # another thread's copy may have it too
             with contextlib.suppress(ValueError):
                 each.remove(own)  # type: ignore[attr-defined]
+
+
+def waits_of(run: Callable[[], object]) -> list[str]:
+    """Where `run` waits for the GPU. It runs again where another thread changed Python's warnings meanwhile: one that
+    compiles imports and traces.
+    """
+    for _ in range(_TRIES):
+        with recorded_waits() as waits:
+            run()
+        if _DISTURBED not in waits:
+            break
+    return waits

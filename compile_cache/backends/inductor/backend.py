@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...config import BEHIND, CacheConfig
+from ...config import CacheConfig
 from ...errors import first_line
+from ...host_load import HostLoad
 from ...regions.site import HookBuilder
 from ...stats import Stats
 from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
@@ -21,13 +22,13 @@ from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
 from ...torch_facts import fake_devices
 from ...torch_facts.gpu import is_nvidia
-from ...torch_facts.private_names import Loss, lost
+from ...torch_facts.private_names import Loss, giving_way, import_inductor, lost
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, worker_count
 from .toolchain import lack_of
 
 if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
-    from .parallel.behind import CompilesBehind
+    from .parallel.background import BackgroundCompiler
     from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
@@ -44,9 +45,10 @@ class InductorBackend(Backend):
         fake_devices.keep()
         self.workers = WorkerPool()
         self._table: RegionTable | None = None
-        self._behind: CompilesBehind | None = None
+        self._background: BackgroundCompiler | None = None
         self._lock = threading.Lock()
         self._prewarming: threading.Thread | None = None
+        self._lacks_regions = False
         self._preloading: bool | None = None  # its first regions; None before these
         self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
         self._latest: ArtifactStore | None = None
@@ -71,42 +73,56 @@ class InductorBackend(Backend):
         def store_for(device: torch.device) -> ArtifactStore | None:
             return self._store(device, config)
 
-        from .parallel.behind import CompilesBehind
+        from .parallel.background import BackgroundCompiler
         from .parallel.compile_queue import CompileQueue
         from .program import InductorProgram
 
-        self._behind = self._behind or CompilesBehind(CompileQueue(self.table, self.workers))
-        shared = (self.table, self._behind)
+        self._background = self._background or BackgroundCompiler(CompileQueue(self.table, self.workers))
+        shared = (self.table, self._background.queue)
         return InductorProgram(owner, capabilities, *shared, store_for, build_hooks, stats, config)
 
-    def prewarm(self, device: torch.device, config: CacheConfig) -> None:
-        """Import inductor in a thread while ComfyUI still loads the model. Later calls do nothing.
+    def prewarm(self, device: torch.device, config: CacheConfig, host: HostLoad, lacks_regions: bool = False) -> None:
+        """Import inductor in a thread while ComfyUI still loads the model, once.
 
-        Also start the worker processes if the store is empty, because then every region has to be compiled.
+        Also start the worker processes, again if they ended before a model ran, where regions have to be compiled: if
+        the store is empty, or if `lacks_regions`.
         """
-        if self._prewarming is None:
-            self._prewarming = threading.Thread(target=self._prewarm, args=(device, config), daemon=True)
+        self._lacks_regions = self._lacks_regions or lacks_regions
+        if lacks_regions:  # the thread may be past that
+            self._start_workers(device, config)
+        if self._prewarming is None or (self._background is None and not self._prewarming.is_alive()):
+            self._prewarming = threading.Thread(target=self._prewarm, args=(device, config, host), daemon=True)
             self._prewarming.start()
 
     @property
     def is_starting(self) -> bool:
         return bool(self._preloading) or (self._prewarming is not None and self._prewarming.is_alive())
 
-    def _prewarm(self, device: torch.device, config: CacheConfig) -> None:
+    def _prewarm(self, device: torch.device, config: CacheConfig, host: HostLoad) -> None:
         if not _probe_machine(device.type).available:
             return
+        self._start_workers(device, config)
+        with host.working(), giving_way():
+            import_inductor(host.rest)
+            if self.probe(device.type).available:
+                self.table  # noqa: B018 (imports what is left)
+                from . import program  # noqa: F401
+                from .compile import operators, tracing
+
+                host.rest()
+                operators.register()
+                host.rest()
+                tracing.import_all()
+
+    def _start_workers(self, device: torch.device, config: CacheConfig) -> None:
         try:
             remove_abandoned()
-            waits = config.compile != BEHIND and worker_count(config.workers) > 0
-            if waits and self._has_nothing_stored(device, config):
+            compiles = self._lacks_regions or self._has_nothing_stored(device, config)
+            if compiles and worker_count(config.workers) > 0:
                 self.workers.start()
         except Exception as error:
             logger.warning("Resolute: worker processes were not started early: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
-        if self.probe(device.type).available:
-            self.table  # noqa: B018 (imports inductor)
-            if config.compile == BEHIND:  # a prompt would wait for it
-                from . import program  # noqa: F401
 
     def _has_nothing_stored(self, device: torch.device, config: CacheConfig) -> bool:
         # `is_new` looks at the folder alone. `_store` needs the environment, and with it inductor's import.
@@ -127,8 +143,8 @@ class InductorBackend(Backend):
         return 0 if self._table is None else len(self._table.compiled_keys)
 
     def coming(self, more: int = 0) -> tuple[int, float]:
-        behind = self._behind
-        return (0, 0.0) if behind is None else behind.coming(more)
+        background = self._background
+        return (0, 0.0) if background is None else background.coming(more)
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)

@@ -11,19 +11,17 @@ import torch
 
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, InputsGoneError, first_line
+from ...keys import VAE_ROLES, GraphKey
 from ...regions import gguf_loras
 from ...regions.site import Hook, HookBuilder, installed
 from ...stats import Stats
 from ...store.artifact_store import ArtifactStore
 from ...torch_facts.out_of_memory import is_out_of_memory
-from ..base import Call, Capabilities, CaptureFacts, Graph, Program
+from ..base import Call, Capabilities, CaptureFacts, Code, Graph, Program
 from ..cuda_graphs.capture import Recorder
-from .parallel.awaited import AwaitedCall
-from .parallel.behind import CompilesBehind, Waited
 from .parallel.compile_queue import CompileQueue
-from .parallel.described_gpu import why_not
-from .parallel.pool import worker_count
 from .regions.binding import RegionBinding
+from .regions.miss_path import MOST_AT_ONCE, MOST_COMPARED, Lacks, Missing
 from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
@@ -40,7 +38,7 @@ class InductorProgram(Program):
         owner: int,
         capabilities: Capabilities,
         table: RegionTable,
-        behind: CompilesBehind,
+        queue: CompileQueue,
         store_for: Callable[[torch.device], ArtifactStore | None],
         build_hooks: HookBuilder,
         stats: Stats,
@@ -51,18 +49,26 @@ class InductorProgram(Program):
         self._recorder = Recorder()
         self._bypassed: set[BypassReason] = set()
         self._lasting: frozenset[BypassReason] = frozenset()  # from building the hooks; they apply to every call
-        self._table = table
-        self._regions = RegionBinding(table, store_for, self._bypass, stats, config)
+        self._regions = RegionBinding(table, store_for, self._bypass, stats, config, queue)
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
-        self._behind, self._config = behind, config
-        self._is_first = True  # no call was answered yet that had its regions compiled
-        self._waited: Waited = None  # the latest call, if it waits for code
+        self._queue, self._config = queue, config
+        self._lacking: dict[GraphKey, Lacks] = {}  # by call: what its latest run ran originals of
 
-    @property
-    def waits(self) -> bool:
-        return self._regions.waits
+    def code_of(self, key: GraphKey) -> Code:
+        lacks = self._lacking.get(key)
+        if lacks is None:
+            return Code.READY
+        left = [lack for lack in lacks.values() if not lack.is_settled]
+        if not left:
+            del self._lacking[key]
+            return Code.READY
+        # What nobody makes any more has to be left again, which the comparing call does too.
+        came = sum(each.has_come or not self._queue.holds(each.region) for each in left)
+        if came == len(left):
+            return Code.READY if came <= MOST_AT_ONCE and all(each.has_come for each in left) else Code.CAME
+        return Code.CAME if came >= MOST_COMPARED else Code.COMING
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -81,69 +87,81 @@ class InductorProgram(Program):
         return self._regions.keys
 
     def run(self, call: Call) -> Any:
+        result = self._run(call)
+        if self.ran_originals:
+            self._lacking[call.key] = self._regions.misses.lacks
+        else:
+            self._lacking.pop(call.key, None)
+        return result
+
+    def compare(self, call: Call) -> Any:
+        return self._run(call, self._lacking.get(call.key))
+
+    def _run(self, call: Call, kept: Lacks | None = None) -> Any:
+        """kept: regions that run originals, though code may have come."""
         self._bypassed.clear()
+        self.ran_compiled = self.ran_originals = False
+        if call.is_left_alone:
+            return call.invoke(call.tensors)
         self._survey(call.epoch)
-        self.ran_compiled = False
         if not self._hooks:
             if not self._lasting:  # else they say why there is none
                 self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         region_calls = self._stats.counters.region_calls
-        with self._behind.lock:
-            result = self._again_if_short(call)
-            self.ran_compiled = self._stats.counters.region_calls > region_calls
-            self._waited = self._behind.advance(call, self.ran_compiled) if self.waits else None
+        result = self._again_if_short(call, kept)
+        self.ran_compiled = self._stats.counters.region_calls > region_calls
+        self.ran_originals = bool(self._regions.misses.lacks)
         if not self._regions.was_reached and not self._bypassed:
             why = "no block of the model was called with inputs that Resolute knows"
             self._bypass(BypassReason(BypassCode.NO_REGIONS, why))
         return result
 
-    def _again_if_short(self, call: Call) -> Any:
+    def _again_if_short(self, call: Call, kept: Lacks | None) -> Any:
         """Answer the call. If memory runs out while LoRAs of GGUF weights hold some, let these go and do it again."""
         try:
-            return self._invoke(call)
+            return self._invoke(call, kept)
         except Exception as error:
             short = any(map(is_out_of_memory, (error, error.__cause__)))
             if not short or call.module is None or not gguf_loras.give_up(call.module.parameters()):
                 raise
         logger.info("Resolute: out of memory; what only compiled code needs goes, and the call is made once more")
         torch.cuda.empty_cache()
-        return self._invoke(call)
+        return self._invoke(call, kept)
 
-    def _invoke(self, call: Call) -> Any:
-        """Run the call through its regions; twice, if it waits for those that workers compile.
+    def _invoke(self, call: Call, kept: Lacks | None) -> Any:
+        """Run the call through its regions; twice, if it waits for those that several workers compile.
 
         Which regions lack code, and for which inputs, shows only when the call runs. So its first run leaves them to
-        the queue, as each run does that waits for nothing; what is still missing then is compiled by the second one.
+        the queue, as each run does that waits for nothing.
         """
-        behind = self._behind
-        if behind.has_nothing_for(call, self._waited):
-            return call.invoke(call.tensors)
-        self._waited = None  # until it is answered
-        count = 0 if (is_behind := behind.serves(call, self._config)) else self._worker_count(call)
-        queue = behind.queue if is_behind or count else None
-        if queue is None and behind.queue.left:
-            behind.queue.hand_over(self._regions.keys)
+        queue, missing = self._queue, Missing.LEAVE
+        queue.begin(self._config, call.key.role in VAE_ROLES)
         with installed(self._hooks):
-            self._regions.begin(call.progress, call.torch_flags, queue)
-            result = self._run_twice(call, behind.queue, count) if count else self._run_regions(call)
-        self._is_first = self._is_first and is_behind
-        return result
+            if not call.is_behind or self._config.verify:
+                missing = Missing.COMPILE
+                # A patch of another pack inside the model may count its calls, so such a call runs once.
+                if call.capture_blocker is None and queue.workers_for(call.tensors[0].device) > 1:
+                    result = self._run_first(call)
+                    if not self._regions.misses.lacks:
+                        return result
+                    del result  # a decoded image takes memory that the second run needs
+            most = MOST_AT_ONCE if self.code_of(call.key) is Code.READY else MOST_COMPARED
+            self._regions.begin(call.progress, call.torch_flags, missing, kept, most)
+            return self._run_regions(call)
 
-    def _run_twice(self, call: Call, queue: CompileQueue, count: int) -> Any:
-        """Run the call, wait until so many workers compiled what it left, and run it again if it left anything."""
+    def _run_first(self, call: Call) -> Any:
+        """Run the call, and wait until what it left is compiled. It has to be made again if it left anything."""
         started, stalled = self._stats.clock(), self._stats.waiting_seconds()
         region_calls = self._stats.counters.region_calls
-        with AwaitedCall(queue, call, count) as awaited:
-            result = self._run_regions(call)
-            if not self._regions.waits:
-                return result
-            del result  # a decoded image takes memory that the second run needs
+        self._regions.begin(call.progress, call.torch_flags, Missing.LEAVE_ALL)
+        result = self._run_regions(call)
+        if self._regions.misses.lacks:
             self._stats.counters.region_calls = region_calls  # those of the second run count
             self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
-            awaited.finish(self._regions.keys, self._regions.announce)
-        self._regions.begin(call.progress, call.torch_flags)
-        return self._run_regions(call)
+            left = [key for key, _ in self._regions.misses.lacks]
+            self._queue.finish(left, call.progress, self._regions.announce)
+        return result
 
     @staticmethod
     def _run_regions(call: Call) -> Any:
@@ -155,13 +173,6 @@ class InductorProgram(Program):
                 return call.invoke(call.tensors)
             except InputsGoneError as error:
                 logger.info("Resolute: %s; the call is made once more", error)
-
-    def _worker_count(self, call: Call) -> int:
-        """The number of workers that may compile for this call; 0 if each region is compiled in turn."""
-        # A patch of another pack inside the model may count its calls, so a call with a capture blocker runs once.
-        if not self._is_first or call.capture_blocker is not None or why_not(call.tensors[0].device):
-            return 0
-        return worker_count(self._config.workers)
 
     def _survey(self, epoch: int) -> None:
         """Build the hooks anew if the weights epoch changed: another pack may have replaced a block."""
@@ -186,8 +197,12 @@ class InductorProgram(Program):
         self._regions.survey(())
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
-        with installed(self._hooks):
-            return self._recorder.capture(call, result, facts)
+        """Where no compiled code ran, the forward is recorded as it is, without hooks."""
+        misses = self._regions.misses
+        misses.repeat()
+        variant = frozenset(misses.lacks) if self.ran_compiled else None
+        with installed(self._hooks if self.ran_compiled else ()):
+            return self._recorder.capture(call, result, facts, variant)
 
     def _bypass(self, reason: BypassReason) -> None:
         # Once per call and reason: a model has seventy blocks, and one patch concerns them all.

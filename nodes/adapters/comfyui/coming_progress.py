@@ -12,25 +12,28 @@ from ....compile_cache.texts import Text, words_of
 from .messages import broadcast, prompt_runs, show_on_node
 
 _TICK = 0.5  # seconds between two looks
+_LEAST_GAIN = 1.05  # of a capture, to be said
 
 Part = tuple[str | None, str]  # a compile node, and what it does: "sampling"
 
 _lock = threading.Lock()
-_waiting: set[Part] = set()  # those whose run goes on, and whose latest call waited
+# Those whose run goes on, and whose latest call waited: with the gain of a capture that answered it.
+_waiting: dict[Part, Callable[[], float | None] | None] = {}
 # Those of which no call ran all regions yet, after one that waited. A node that is executed anew has another progress.
 unfinished: set[Part] = set()
 _ticker: threading.Thread | None = None
 _lacking: Callable[[], int]
 
 
-def waits(part: Part, lacking: Callable[[], int]) -> None:
+def waits(part: Part, lacking: Callable[[], int], gain: Callable[[], float | None] | None = None) -> None:
     """A call ran originals in place of code that is being compiled. lacking: counts the prompt's regions without code,
-    those of a decoder that did not run yet too, so that the first estimate is one of all.
+    those of a decoder that did not run yet too, so that the first estimate is one of all. gain: of a call that a
+    capture of originals answered, how many times as fast that is, as far as it is known.
     """
     global _ticker, _lacking
     with _lock:
         _lacking = lacking
-        _waiting.add(part)
+        _waiting[part] = gain
         unfinished.add(part)
         if _ticker is None:
             _ticker = threading.Thread(target=_tick, name="resolute-coming", daemon=True)
@@ -40,13 +43,13 @@ def waits(part: Part, lacking: Callable[[], int]) -> None:
 def run_ends(part: Part) -> None:
     """No text about it follows the result of its run."""
     with _lock:
-        _waiting.discard(part)
+        _waiting.pop(part, None)
 
 
 def has_come(part: Part) -> None:
     """A call ran all its regions compiled."""
     with _lock:
-        _waiting.discard(part)
+        _waiting.pop(part, None)
         unfinished.discard(part)
 
 
@@ -59,6 +62,15 @@ def rounded(seconds: float) -> int:
 def _about(seconds: float) -> str:
     """The same with its unit: "25 s", from two minutes on "3 min"."""
     return f"{short} s" if (short := rounded(seconds)) < 120 else f"{round(seconds / 60)} min"
+
+
+def _text(doing: str, time: str, gain: Callable[[], float | None] | None) -> Text:
+    if gain is None:
+        return Text("ready in about {time}, {doing} as ComfyUI does until then", time=time, doing=doing)
+    if (times := gain() or 0.0) < _LEAST_GAIN:
+        return Text("ComfyUI's own blocks as one CUDA graph; compiled blocks in about {time}", time=time)
+    text = "ComfyUI's own blocks as one CUDA graph ({times} times as fast); compiled blocks in about {time}"
+    return Text(text, times=f"{times:.1f}", time=time)
 
 
 def _tick() -> None:
@@ -78,9 +90,8 @@ def _tick() -> None:
             if not left and not _waiting:
                 _ticker = None
                 break
-            for part in _waiting if left else ():
-                values = {"time": time, "doing": part[1]}
-                text = Text("ready in about {time}, {doing} as ComfyUI does until then", **values)
+            for part, gain in _waiting.items() if left else ():
+                text = _text(part[1], time, gain)
                 if shown.get(part) != text:
                     shown[part] = text
                     show_on_node(text, part[0])

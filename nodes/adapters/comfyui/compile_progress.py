@@ -102,10 +102,10 @@ class CompileProgress:
         if _clock[0] != (prompt := get_progress_state().prompt_id):
             _clock = prompt, self._waiting()
 
-    def waits(self) -> None:
-        """A call ran originals in place of code that is being compiled."""
+    def waits(self, gain: Callable[[], float | None] | None = None) -> None:
+        """A call ran originals in place of code that is being compiled. gain: see `coming_progress.waits`."""
         self.is_waiting, self.came = True, 0
-        coming_progress.waits(self._part, _lacking)
+        coming_progress.waits(self._part, _lacking, gain)
 
     def has_come(self, regions: int) -> None:
         """A call ran all its regions compiled, after calls that waited."""

@@ -32,7 +32,7 @@ def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **se
     if request.capabilities.needs_static_weights and version.is_dynamic(patcher):
         reason = "it needs weights that stay in place, and ComfyUI's DynamicVRAM moves them"
         raise BackendUnavailableError(chosen, reason, "Start ComfyUI with --disable-dynamic-vram, or choose 'auto'.")
-    request.backend.prewarm(device, runtime.cache().config)
+    request.backend.prewarm(device, runtime.cache().config, runtime.cache().stats.host)
     logger.info("Resolute: backend %s", request.why)
     show_on_node(Text("backend: {why}", why=request.why), node_id)
     return request

@@ -55,6 +55,7 @@ class ModuleRunner:
         self._request = request
         self._role = role or request.role
         self._programs: dict[str, tuple[Program, str]] = {}
+        self._stand_in: Program | None = None
         self._changed = False  # see `_unless_changed`
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: one object per key, found by identity
 
@@ -67,6 +68,14 @@ class ModuleRunner:
         if device not in self._programs:
             self._programs[device] = self._load_program(device)
         return self._programs[device]
+
+    def _program_now(self, device: str) -> tuple[Program, str]:
+        """The same, without a wait: while its backend is imported, one that captures originals stands in."""
+        if not self._may_wait() or self._programs or not self._request.backend.is_starting:
+            self._stand_in = None
+            return self.program(device)
+        self._stand_in = self._stand_in or runtime.stand_in_for(self._loaded_module(), device)
+        return self._stand_in, self._request.backend.name
 
     def _load_program(self, device: str) -> tuple[Program, str]:
         """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
@@ -115,17 +124,11 @@ class ModuleRunner:
 
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
         cache = runtime.cache()
-        if self._may_wait() and not self._programs and self._request.backend.is_starting:
-            started = cache.stats.clock()
-            result = invoke(description.tensors)
-            cache.stats.forward_ran(compiled=False, waits=True, started=started)
-            self.progress.waits()
-            return result
-        program, backend = self.program(description.tensors[0].device.type)
+        program, backend = self._program_now(description.tensors[0].device.type)
         self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
         self.weights.paged.arrange()
         inspected = self.weights.refresh()
-        call = self._call(description, invoke, backend)
+        call = self._call(description, invoke, backend, inspect_modules)
         if self._changed and not (inspected or inspect_modules):  # probably it still is: launch no replay in vain
             call = self._unless_changed(call)
 
@@ -134,17 +137,19 @@ class ModuleRunner:
             if inspect_modules:
                 self.weights.refresh(inspect_modules=True)
                 if self.weights.epoch != call.epoch:
-                    call = self._call(description, invoke, backend)
+                    call = self._call(description, invoke, backend, inspect_modules)
             elif call.forward_bypass is None:
                 call = self._unless_changed(call)
             return call
 
         counters = cache.stats.counters
-        waiting, eager = counters.waiting_calls, counters.eager_calls
+        waiting, originals, eager = counters.waiting_calls, counters.original_replays, counters.eager_calls
         result = cache.run(program, call, None if inspected else recheck)
-        if inspect_modules:
+        if inspect_modules and self._stand_in is None:
             self.progress.note_count(*program.regions)
-        if counters.waiting_calls != waiting:
+        if counters.original_replays != originals:
+            self.progress.waits(lambda: cache.gain_of_originals(self.owner))
+        elif counters.waiting_calls != waiting or self._stand_in is not None:
             self.progress.waits()
         elif self.progress.is_waiting and counters.eager_calls == eager:
             self.progress.has_come(program.regions[0])
@@ -166,7 +171,7 @@ class ModuleRunner:
         detail = f"another pack changed {change} within a sampling run: the model runs eagerly until that is undone"
         return replace(call, forward_bypass=BypassReason(BypassCode.OBSERVED_INPUT, detail))
 
-    def _call(self, description: CallDescription, invoke: Invoke, backend: str) -> Call:
+    def _call(self, description: CallDescription, invoke: Invoke, backend: str, begins_run: bool) -> Call:
         return Call(
             key=self._key(description, backend),
             tensors=description.tensors,
@@ -180,6 +185,7 @@ class ModuleRunner:
             why_captured=description.why_captured,
             is_compared=description.is_compared,
             is_behind=self._may_wait(),
+            begins_run=begins_run,
             progress=self.progress,
             module=self._loaded_module(),
             method=description.method,

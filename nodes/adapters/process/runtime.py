@@ -17,14 +17,16 @@ import comfy.model_management
 import torch
 
 from ....compile_cache.attention.chooser import chooser
-from ....compile_cache.backends.base import Program
+from ....compile_cache.backends.base import Capabilities, Program
+from ....compile_cache.backends.cudagraph import CudaGraphBackend, CudaGraphProgram
+from ....compile_cache.backends.eager import EagerProgram
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.captures.captures import free_bytes
 from ....compile_cache.choices.compile_seconds import CompileSeconds
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.keys import Role, digest
 from ....compile_cache.regions.structure import structure_digest
-from ..comfyui import dynamic_vram, page_loading
+from ..comfyui import dynamic_vram, messages, page_loading
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import MANAGEMENT_MODULES
 from ..weights.weights_epoch import WeightsEpoch
@@ -34,6 +36,7 @@ from .module_hooks import ModuleHooks
 
 logger = logging.getLogger(__name__)
 
+_ORIGINALS = CudaGraphBackend()
 _lock = threading.Lock()
 _cache: GraphCache | None = None
 _holders: dict[str, Any] = {}  # a MemoryHolder for each device that had captures
@@ -74,6 +77,7 @@ def cache() -> GraphCache:
             )
             _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()), _within_reach)
             _cache.after_capture = _show_memory
+            _cache.stats.host.prompt_runs = messages.prompt_runs
             choices = None if config.store_folder is None else config.store_folder / "attention"
             chooser.use(choices, functools.partial(_cache.stats.stall, "measure"))
         return _cache
@@ -211,6 +215,16 @@ def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -
         hooks = hooks_for(module, request, backend.name)
         record.programs[key] = backend.bind(record.owner, capabilities, hooks, graph_cache.stats, graph_cache.config)
     return record.programs[key], backend.name
+
+
+def stand_in_for(module: torch.nn.Module, device: str) -> Program:
+    """What runs a module while its backend is imported: its originals, as captures where the device can."""
+    can_capture = _ORIGINALS.probe(device).available
+    capabilities = Capabilities(available=True, compiles=True, captures=can_capture)
+    kind, owner = CudaGraphProgram if can_capture else EagerProgram, record_of(module).owner
+    program = kind(owner, capabilities)
+    program.ran_originals, program.ran_compiled = True, False
+    return program
 
 
 def fingerprint_of(module: torch.nn.Module) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from ....compile_cache.calls import rows
+from ....compile_cache.calls import report_rows, rows
 from ..comfyui import version
 
 _RUNS_IN_REPORT = 20
@@ -34,7 +34,7 @@ def report_text(data: dict[str, Any], runs: list[dict[str, Any]], settings: dict
         f"Python {python}, {sys.platform}, on {data['device']['name']}",
         "settings: " + (", ".join(f"{name}={value}" for name, value in sorted(settings.items())) or "all at default"),
         "",
-        rows.report(data),
+        report_rows.report(data),
         "",
     ]
     for run in runs[-_RUNS_IN_REPORT:]:
@@ -66,6 +66,6 @@ def chart(data: dict[str, Any]) -> torch.Tensor:
 def _bars(data: dict[str, Any]) -> list[tuple[str, int, str]]:
     """Name, value and text of each bar: the captures, or without any (on the CPU) how the calls were answered."""
     if data["entries"]:
-        return [(rows.capture_name(entry), entry["hits"], f"{entry['hits']}x") for entry in data["entries"]]
+        return [(report_rows.capture_name(entry), entry["hits"], f"{entry['hits']}x") for entry in data["entries"]]
     phrases = rows.counted(data["counters"])
     return [(phrases[name], data["counters"][name], "") for name in ("replays", "graph_calls", "eager_calls")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import logging
 import threading
 import time
@@ -13,7 +14,6 @@ import comfy.model_management
 import torch
 
 from ....compile_cache.backends import registry
-from ....compile_cache.config import BEHIND
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
@@ -40,6 +40,7 @@ def begin(server: Any) -> None:
     fake_devices.keep()
 
     async def start(app: Any) -> None:
+        gc.freeze()  # what is there now stays; ComfyUI collects every 10 s, and would look at all of it for 0.4 s
         threading.Thread(target=_preload, name="resolute-preload", daemon=True).start()
 
     server.app.on_startup.append(start)
@@ -56,7 +57,7 @@ def before_prompt(body: dict[str, Any]) -> dict[str, Any]:
         device = comfy.model_management.get_torch_device()
         for name in chosen:
             for backend in registry.candidates(name):  # not `resolve`, which may import inductor: this is the server
-                backend.prewarm(device, runtime.cache().config)
+                backend.prewarm(device, runtime.cache().config, runtime.cache().stats.host)
     except Exception as error:  # ComfyUI, or the node, reports what is wrong with the prompt
         logger.debug("Resolute: no backend was prewarmed for this prompt", exc_info=error)
     return body
@@ -72,11 +73,9 @@ def _backend(node: Mapping[str, Any]) -> str | None:
 def _preload() -> None:
     try:
         device, config = comfy.model_management.get_torch_device(), runtime.cache().config
-        if config.compile == BEHIND:
-            model_code.read_ahead()
-        preload(device)
-        if config.compile == BEHIND:  # a prompt would share Python with its import
-            registry.candidates(registry.AUTO)[0].prewarm(device, config)
+        model_code.read_ahead()
+        lacks_regions = preload(device)
+        registry.candidates(registry.AUTO)[0].prewarm(device, config, runtime.cache().stats.host, lacks_regions)
     except UserError as error:  # a setting; each of our nodes raises it too
         logger.warning("Resolute: %s No Resolute node runs until it is corrected and ComfyUI is started again.", error)
     except Exception:
@@ -89,8 +88,11 @@ def load_first(module: torch.nn.Module) -> None:
         _wanted.append(runtime.fingerprint_of(module))
 
 
-def preload(device: torch.device) -> None:
-    """Load the compiled regions of the models used last, those of a queued model first, and log what is ready."""
+def preload(device: torch.device) -> bool:
+    """Load the compiled regions of the models used last, those of a queued model first, and log what is ready.
+
+    Returns whether one of them lacks some.
+    """
     cache = runtime.cache()
     models = {model.digest: model for model in cache.shapes.models()[:_MAX_MODELS]}
     pending = _pending
@@ -112,6 +114,8 @@ def preload(device: torch.device) -> None:
         if loaded[digest]:
             cache.stats.event("load", f"{loaded[digest]} regions of {models[digest].name}, ahead", seconds[digest])
         logger.info("Resolute: %s", shape_status.line(models[digest], cache, device))
+    located = [shape_status.locate(model.graphs, cache, device) for model in models.values()]
+    return any(found.missing for by_backend in located for found in by_backend.values())
 
 
 def _regions(model: Model, device: torch.device) -> list[tuple[str, str]]:

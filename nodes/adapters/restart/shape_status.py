@@ -10,7 +10,7 @@ import torch
 from ....compile_cache.backends import registry
 from ....compile_cache.backends.base import Located
 from ....compile_cache.calls.cache import GraphCache
-from ....compile_cache.calls.rows import size_of
+from ....compile_cache.calls.report_rows import size_of
 from ....compile_cache.calls.run_summary import sides_in
 from ....compile_cache.keys import WHOLE_DIFFUSION_MODEL
 from ....compile_cache.store.shape_history import Model, UsedShape

@@ -77,14 +77,14 @@ def without_gpu() -> Iterator[None]:
         stream=lambda device: stream, pool=lambda device: (1, 0), opened=lambda *_: None, closed=lambda *_: None,
         bytes=lambda device=None: 0,
     )  # fmt: skip
-    cost = SimpleNamespace(bytes=1, host_share=lambda: 1.0)
+    cost = SimpleNamespace(bytes=1, host_share=lambda: 1.0, seconds=lambda: 0.0)
     with contextlib.ExitStack() as held:
         for where, name, value in (
             (capturing, "torch", SimpleNamespace(cuda=cuda, Tensor=torch.Tensor)),
             (capturing.pools, "shared", pools),
             (capturing, "make_room", lambda *_: None),
             (capturing, "cost_of_run", lambda device: contextlib.nullcontext(cost)),
-            (capturing, "recorded_waits", lambda: contextlib.nullcontext([])),
+            (capturing, "waits_of", lambda run: run() or []),
             (capturing, "map_memory", lambda graph: None),
             (backend, "probe", lambda device: able),
         ):

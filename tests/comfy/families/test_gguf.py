@@ -183,24 +183,26 @@ def test_what_is_left_to_compile_behind_the_picture_traces_as_the_blocks_and_hol
     bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
     Loras(bench).on(*[Lora(1)] * has_lora)
     bench._forward.runner.program("cpu")
-    behind = core.inside("backends.inductor.parallel.compile_queue")
-    queue = core.inside("backends.registry").get("inductor")._behind.queue
+    tasks, regions = (
+        core.inside("backends.inductor.parallel.task_list"),
+        core.inside("backends.inductor.regions.region"),
+    )
+    queue = core.inside("backends.registry").get("inductor")._background.queue
     monkeypatch.setattr(bench._forward.runner, "_is_behind", True)
-    monkeypatch.setattr(queue.held, "plan", lambda *_, **more: True)
-    monkeypatch.setattr(queue.held, "may_serve", lambda *_, **more: False)
-    traces, without_model = [], behind._without_model
+    monkeypatch.setattr(queue, "on_left", lambda: None)  # no thread
+    traces, without_model = [], tasks._without_model
 
     def noted(call: Any, *given: Any) -> Any:
-        traces.append(behind.trace_of(call).graph.code)
+        traces.append(regions.trace_of(call).graph.code)
         return without_model(call, *given)
 
-    monkeypatch.setattr(behind, "_without_model", noted)
+    monkeypatch.setattr(tasks, "_without_model", noted)
     assert bench.check(FIRST) == {**bench.counts(calls=0), "eager_calls": 1}
     left = list(queue.waiting.values())
     queue.waiting.clear()
     assert len(left) == len(traces) == bench.model.compiles
     with torch.inference_mode():  # as in the call
-        assert [behind.trace_of(each.call).graph.code for each in left] == traces
+        assert [regions.trace_of(each.call).graph.code for each in left] == traces
     kept = reachable(*[(each.call.site, each.call.tensors, each.call.weights) for each in left])
     of_model = {id(each) for each in [*bench.module.modules(), *bench.module.parameters(), *bench.module.buffers()]}
     assert not [type(each) for each in kept if id(each) in of_model]

@@ -133,7 +133,7 @@ class Captured:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capturing, "torch", TorchWithoutCuda())
-    monkeypatch.setattr(capturing, "recorded_waits", lambda: contextlib.nullcontext([]))
+    monkeypatch.setattr(capturing, "waits_of", lambda run: run() or [])
     monkeypatch.setattr(pools, "torch", TorchWithoutCuda())
     monkeypatch.setattr(pools, "shared", pools.Pools())
     monkeypatch.setattr(capturing, "cost_of_run", lambda _: contextlib.nullcontext(RunCost()))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts
-from compile_cache.backends.inductor import program as programs
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel.pool import WorkerPool
+from compile_cache.backends.inductor.parallel import compile_queue, inline
 from compile_cache.backends.inductor.regions import region as regions
-from compile_cache.backends.inductor.regions import table as tables
 from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import CaptureError
 
+from ..backends.inductor.parallel.behind_rig import Behind
 from ..rig import Block, Bound, Rig, seeded, tokens
 
 
@@ -57,7 +55,7 @@ def waited(cache: GraphCache) -> float:
 def test_a_compile_and_its_comparison_with_the_original(
     clock: Clock, timed: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock.slow(monkeypatch, tables, "compile_trace", 100.0)
+    clock.slow(monkeypatch, inline, "compile_trace", 100.0)
     clock.slow(monkeypatch, regions, "difference_from_original", 1.0)
     bound = timed.bind(seeded(Block))
     bound(tokens())
@@ -71,7 +69,7 @@ def test_waiting_for_a_thread_that_loads_regions_ahead(
 ) -> None:
     warm = timed.bind(seeded(Block))
     warm(tokens())
-    table = warm.program._table  # type: ignore[attr-defined]
+    table = warm.program._regions._table  # type: ignore[attr-defined]
     before = waited(timed.cache)
 
     class Busy:
@@ -87,45 +85,42 @@ def test_waiting_for_a_thread_that_loads_regions_ahead(
     assert waited(timed.cache) - before == 5.0
 
 
-def test_the_run_that_looks_for_missing_regions(clock: Clock, monkeypatch: pytest.MonkeyPatch, cold: Rig) -> None:
-    cold.cache.stats.clock = clock
-    bound = cold.bind(seeded(lambda: nn.Sequential(Block())))
-    monkeypatch.setattr(bound.program, "_worker_count", lambda call: 2)
-    monkeypatch.setattr(programs.AwaitedCall, "finish", lambda self, keys, announce: None)
-    monkeypatch.setattr(programs.AwaitedCall, "leaves", lambda self, key, device: self._keys.add(key))
+def test_the_run_that_looks_for_missing_regions(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Behind(workers=2)
+    rig.workers.at_once, rig.cache.stats.clock = True, clock
+    bound = rig.bind(seeded(lambda: nn.Sequential(Block())))
     clock.slow(monkeypatch, bound.module, "forward", 7.0)
     bound(tokens())
     # The second run gives the answer, so it is no wait. It compiles, which the fake clock does not see.
-    assert (clock.now, waited(cold.cache)) == (14.0, 7.0)
-
-
-def _refuse(*given: Any) -> Any:
-    raise OSError("no process")
+    assert (clock.now, waited(rig.cache)) == (14.0, 7.0)
 
 
 def test_waiting_for_another_process_that_compiles_the_same_regions(
-    clock: Clock, cold: Rig, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cold.cache.stats.clock = clock
-    bound = cold.bind(seeded(Block))
-    monkeypatch.setattr(bound.program, "_worker_count", lambda call: 2)
-    monkeypatch.setattr(WorkerPool, "in_use", _refuse)
+    rig = Behind(workers=0)
+    rig.cache.stats.clock = clock
+    bound = rig.bind(seeded(Block))
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        rig.now += seconds
 
     class Store:
-        @contextlib.contextmanager
-        def build_lock(self, key: str, check: Callable[[], None]) -> Iterator[None]:
-            clock.now += 9.0
-            yield
+        def build_lock(self, key: str) -> Any:
+            return SimpleNamespace(release=lambda: None) if clock.now >= 9.0 else None
 
         def load(self, key: str, known: frozenset[str]) -> list[Any]:
             return []
 
         def save(self, artifact: Any) -> None: ...
 
-    monkeypatch.setattr(bound.program._regions, "_store_for", lambda device: Store())  # type: ignore[attr-defined]
+    monkeypatch.setattr(compile_queue, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(bound.program._regions.misses, "_store_for", lambda device: Store())  # type: ignore[attr-defined]
     bound(tokens())
-    # Once for the workers, of which none starts, and once for the compile in this process.
-    assert waited(cold.cache) == clock.now == 18.0
+    assert waited(rig.cache) == clock.now
+    assert 9.0 <= clock.now < 11.0, "it looks each second"
+    assert rig.cache.stats.counters.region_calls == 1
 
 
 def test_a_capture_with_its_rehearsal_also_one_that_fails(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

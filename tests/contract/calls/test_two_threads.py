@@ -62,7 +62,7 @@ def test_captures_that_one_thread_makes_while_another_frees_them_give_each_its_o
         for step in range(60):
             if step % 10 == 0:
                 cache.open_session(program.owner)
-            assert answer(cache.run(program, module.call(8 + step % 4, device=str(program.owner)))) == module.factor
+            assert answer(cache.run(program, module.call(8 + step % 4, device=f"cpu:{program.owner}"))) == module.factor
             if step % 20 == 19:
                 module.load(module.factor + 1)
         cache.close_session(program.owner)

@@ -150,7 +150,7 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
     monkeypatch.setattr(module, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
     monkeypatch.setattr(module, "_counts", {})
     monkeypatch.setattr(coming, "unfinished", set())
-    monkeypatch.setattr(coming, "_waiting", set())
+    monkeypatch.setattr(coming, "_waiting", {})
     monkeypatch.setattr(coming, "_TICK", 0.01)
     monkeypatch.setattr(coming, "prompt_runs", lambda: len(looks) > ends)
     monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.append(text))
@@ -169,6 +169,18 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
     coming._ticker.join(60)
     assert texts[0] == "ready in about 90 s, sampling as ComfyUI does until then"
     assert [text.replace("regions compiled, ready ", "") for text in counts] == [*badge, ""]
+
+
+@pytest.mark.parametrize(
+    ("gain", "expected"),
+    [
+        (2.4, "ComfyUI's own blocks as one CUDA graph (2.4 times as fast); compiled blocks in about 30 s"),
+        (1.01, "ComfyUI's own blocks as one CUDA graph; compiled blocks in about 30 s"),
+        (None, "ComfyUI's own blocks as one CUDA graph; compiled blocks in about 30 s"),
+    ],
+)
+def test_captures_of_originals_say_what_they_gain(module: ModuleType, gain: float | None, expected: str) -> None:
+    assert module.coming_progress._text("sampling", "30 s", lambda: gain) == expected
 
 
 def test_an_encoder_counts_once_it_ran(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_a_queued_prompt_gets_the_backends_of_our_nodes_ready_and_stays_as_it_is
     expected: int,
 ) -> None:
     asked: list[torch.device] = []
-    backend = SimpleNamespace(prewarm=lambda device, config: asked.append(device))
+    backend = SimpleNamespace(prewarm=lambda device, *more: asked.append(device))
     startup = adapter("restart.preload")
     monkeypatch.setattr(startup.registry, "candidates", lambda name: [backend])
     body = {"prompt": prompt, "client_id": "a browser"}
@@ -188,21 +188,15 @@ def test_a_queued_prompt_gets_the_backends_of_our_nodes_ready_and_stays_as_it_is
     assert len(asked) == expected
 
 
-@pytest.mark.parametrize(("compile", "expected"), [("before", 0), ("behind", 1)])
-def test_a_start_gets_the_backend_ready_where_no_prompt_may_wait_for_it(
-    service: ModuleType,
-    adapter: Callable[[str], ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
-    compile: str,
-    expected: int,
+def test_a_start_gets_the_backend_ready(
+    service: ModuleType, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.device] = []
-    startup, cache = adapter("restart.preload"), service.cache()
-    backend = SimpleNamespace(prewarm=lambda device, config: asked.append(device))
+    startup = adapter("restart.preload")
+    backend = SimpleNamespace(prewarm=lambda device, *more: asked.append(device))
     monkeypatch.setattr(startup.registry, "candidates", lambda name: [backend])
-    monkeypatch.setattr(cache, "config", replace(cache.config, compile=compile))
     startup._preload()
-    assert len(asked) == expected
+    assert len(asked) == 1
 
 
 def test_the_server_is_asked_to_tell_of_prompts(adapter: Callable[[str], ModuleType], comfy: None) -> None:

@@ -24,7 +24,7 @@ from compile_cache.regions.structure import structure_digest
 from ...unit.regions.test_gguf import block, weight
 from ...unit.regions.test_gguf_loras import LoRAAdapter, patch
 from ...unit.regions.test_gguf_loras import adapter as lora
-from ..backends.inductor.parallel.test_behind import Behind, behinds
+from ..backends.inductor.parallel.behind_rig import Behind
 from ..reachable import reachable
 from ..rig import TOKENS, TOLERANCE, original, random, seeded
 from ..weights.fake_paging import Checkpoint, uncaptured
@@ -110,10 +110,7 @@ def test_a_copy_holds_no_tensor_of_a_block_with_weights_of_a_file(format: str) -
 
 
 @pytest.mark.parametrize("has_lora", [False, True])
-def test_behind_the_picture_blocks_with_weights_of_a_file_are_compiled(
-    monkeypatch: pytest.MonkeyPatch, has_lora: bool
-) -> None:
-    monkeypatch.setattr(behinds, "_IDLE_SECONDS", float("inf"))
+def test_behind_the_picture_blocks_with_weights_of_a_file_are_compiled(has_lora: bool) -> None:
     rig = Behind(attribute_policy=GGUF)
     module = seeded(FileBlock)
     if has_lora:
@@ -122,13 +119,10 @@ def test_behind_the_picture_blocks_with_weights_of_a_file_are_compiled(
     rig.call(bound, x)
     kept = reachable(*rig.queue.waiting.values())
     assert not {id(each) for each in module.parameters()} & set(map(id, kept))
-    rig.call(bound, x)
-    rig.workers.finish()
-    rig.call(bound, x)
+    rig.come()
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert rig.call(bound, x) <= TOLERANCE
     assert rig.queue.left == 0
-    rig.behind._end()
 
 
 def test_a_copy_holds_no_page(comfy: None, adapter: Callable[[str], ModuleType]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import behind, compile_queue
+from compile_cache.backends.inductor.parallel import work
 from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.site import Hook, RegionSite
 
@@ -123,34 +123,30 @@ def test_workers_compile_it(
 
 
 def test_it_is_compiled_behind_the_picture(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any]
+    checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any]
 ) -> None:
-    monkeypatch.setattr(behind, "_IDLE_SECONDS", float("inf"))  # its thread does nothing
     rig = Behind()
     bound = rig.bind(checkpoint.model, hooks_over(checkpoint, streamed))
-    try:
-        with rig.expect(eager_calls=2, bypasses={}):
-            for _ in range(2):  # it leaves its blocks, then pays for their traces
-                assert torch.equal(rig.answer(bound, X, weights=weights), checkpoint.expected(X))
-        while rig.workers.jobs:
-            rig.workers.finish()
-        with rig.expect(eager_calls=1):  # the code comes in after this call
-            assert torch.equal(rig.answer(bound, X, weights=weights), checkpoint.expected(X))
-        with rig.expect(region_compiles=5, verifications=5, region_calls=5, graph_calls=1):
-            assert torch.equal(rig.answer(bound, X, weights=weights), checkpoint.expected(X))
-        assert all(part.device.type == HOST for part in checkpoint.model.blocks.parameters())
-    finally:
-        rig.behind._end()
+
+    def call() -> None:
+        assert torch.equal(bound(X, weights=weights, is_behind=True), checkpoint.expected(X))
+
+    with rig.expect(eager_calls=1, bypasses={}):
+        call()
+    rig.come()
+    with rig.expect(region_compiles=5, verifications=5, region_calls=5, graph_calls=1):
+        call()
+    assert all(part.device.type == HOST for part in checkpoint.model.blocks.parameters())
 
 
-def test_what_cannot_be_traced_is_compiled_by_the_call(
+def test_what_no_worker_can_get_is_compiled_by_the_call(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any]
 ) -> None:
 
-    def refuse(call: Any, *given: Any) -> Any:
-        raise NotImplementedError("no such operator")
+    def refuse(*given: Any) -> Any:
+        raise NotImplementedError("it cannot be sent")
 
-    monkeypatch.setattr(compile_queue, "trace_of", refuse)
+    monkeypatch.setattr(work, "job_of", refuse)
     one = Rig(InductorBackend(), workers=2)
     bound = one.bind(checkpoint.model, hooks_over(checkpoint, streamed))
     try:

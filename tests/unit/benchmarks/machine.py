@@ -13,13 +13,15 @@ import numpy
 
 from scripts.errors import PromptError
 
-_COUNTERS = ("region_compiles", "captures", "graph_calls", "replays", "eager_calls")
+_COUNTERS = (
+    "region_compiles", "region_calls", "captures", "graph_calls", "replays", "eager_calls", "waiting_calls",
+)  # fmt: skip
 
 
 class Machine:
-    """Its clock is moved by prompts alone. A forward takes 0.2 s, with our nodes 0.05 s and a replay; the first prompt
-    of a size in a server takes `new_size` seconds more, and each prompt `each`. It is the server, its client and its
-    process in one.
+    """Its clock is moved by prompts and sleep. A forward takes 0.2 s, with our nodes 0.05 s and a replay; the first
+    prompt of a size in a server takes `new_size` seconds more, and each prompt `each`; ours captures a model's size
+    once. It is the server, its client and its process in one.
     """
 
     def __init__(self, new_size: float = 0.0, each: float = 0.0) -> None:
@@ -31,11 +33,12 @@ class Machine:
         self.client = self.process = self
         self.pid = os.getpid()
         self.error = 0.0  # by which our latents differ
-        self._new_size, self._each, self._seen = new_size, each, set[str]()
+        self._new_size, self._each, self._seen, self._captured = new_size, each, set[str](), set[str]()
 
     def server(self, setup: Any, folder: Path, arguments: list[str], **settings: Any) -> Machine:
         self.started.append((folder.name, settings["environment"]))
         self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         return self
 
     @property
@@ -70,6 +73,12 @@ class Machine:
             return {"counters": copy.deepcopy(self.counted), **about}
         return {"events": [], "devices": [{"torch_vram_total": 1 << 30}]}
 
+    def queue(self, nodes: dict[str, Any]) -> dict[str, Any]:
+        return nodes
+
+    def wait(self, nodes: dict[str, Any], timeout: float = 0.0) -> Any:
+        return self.run(nodes, timeout)
+
     def run(self, nodes: dict[str, Any], timeout: float = 0.0) -> Any:
         kinds = [node["class_type"] for node in nodes.values()]
         self.prompts.append(nodes)
@@ -79,6 +88,10 @@ class Machine:
         forwards = steps + kinds.count("VAEDecode")
         is_ours = self.asked[-1] == "resolute"
         self.counted["replays"] += forwards * is_ours
+        self.counted["region_calls"] += forwards * is_ours
+        captured = json.dumps([nodes["load"]["inputs"], nodes["latent"]["inputs"], len(self.started)])
+        self.counted["captures"] += is_ours and steps > 0 and captured not in self._captured
+        self._captured |= {captured} if is_ours and steps else set()
         size = json.dumps([nodes["latent"]["inputs"], kinds, len(self.started)])
         seconds = self._each + forwards * (0.05 if is_ours else 0.2) + self._new_size * (size not in self._seen)
         self._seen.add(size)

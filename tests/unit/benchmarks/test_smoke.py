@@ -8,15 +8,16 @@ import pytest
 
 from benchmarks import smoke, smoke_checks
 from benchmarks.smoke_checks import FAIL, NOT_RUN, OURS, PASS, STOCK, checks_of
-from benchmarks.smoke_rows import COLD, DECODE, LORA, RESTART, SIZE, START, UNLOAD, prompt, rows
+from benchmarks.smoke_rows import COLD, DECODE, LORA, QUEUE, RESTART, SIZE, START, UNLOAD, prompt, rows
 
 Result = dict[str, Any]
 FILES = {"checkpoint": "x.safetensors", "lora": "y.safetensors"}
 
 
 def counters(calls: int, captures: int) -> dict[str, Any]:
-    counted = {"captures": captures, "graph_calls": captures, "replays": calls - captures}
-    return {"region_compiles": 0, "eager_calls": 0, "stall_seconds": 0.3 * captures, "bypasses": {}, **counted}
+    counted = {"captures": captures, "graph_calls": captures, "replays": calls - captures, "original_replays": 0}
+    compiled = {"region_compiles": 0, "region_calls": 20 * captures, "eager_calls": 0, "waiting_calls": 0}
+    return {"stall_seconds": 0.3 * captures, "bypasses": {}, **compiled, **counted}
 
 
 def entry(row: dict[str, Any], first: float, step: float) -> dict[str, Any]:
@@ -42,6 +43,8 @@ def good() -> Result:
         elif row["kind"] != COLD:
             row[STOCK] = entry(row, 8.0 if is_restart else 0.1, 0.14)
             row["errors"] = {"1": 4e-3, str(row["counts"][-1]): 1.6e-3}
+        if row["kind"] == QUEUE:
+            row["errors"] = {f"prompt {1 + number}": 1.6e-3 for number in range(len(row["counts"]))}
     return result
 
 
@@ -69,7 +72,7 @@ def more(result: Result, kind: str, number: int, **changes: float) -> None:
 
 
 WAIT: Any = (SIZE, 0, {"seconds": 11})  # as f230b81 did: each new size waited for 9 to 12 s
-WITH_THE_BUNDLE: Any = (COLD, 0, {"region_compiles": 28})
+WITH_THE_BUNDLE: Any = (QUEUE, 0, {"region_compiles": 28})
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,11 @@ WITH_THE_BUNDLE: Any = (COLD, 0, {"region_compiles": 28})
         (DECODE, 2, {"replays": -8, "graph_calls": 0}, "forwards outside Resolute"),  # a node that did not run
         (LORA, 2, {"captures": 1, "graph_calls": 1, "replays": -1}, "captures"),  # one for each prompt
         (SIZE, 2, {"graph_calls": 21, "replays": -21}, "forwards not replayed"),
+        (SIZE, 0, {"region_calls": -40}, "compiled regions run"),
+        (QUEUE, 1, {"seconds": 1.0}, "second prompt, s"),
+        (QUEUE, 6, {"seconds": 4.0}, "a prompt beyond stock's, s"),
+        (QUEUE, 0, {"captures": -2}, "captures"),
+        (QUEUE, 3, {"eager_calls": 5, "replays": -5}, "forwards outside Resolute"),  # whose code is not coming
     ],
 )
 def test_each_fault_fails_its_check(good: Result, kind: str, number: int, changes: Any, figure: str) -> None:
@@ -97,6 +105,19 @@ def test_calls_that_gain_nothing_from_a_capture_need_no_replay(good: Result) -> 
     more(good, SIZE, 2, graph_calls=21, replays=-21)
     find(good, SIZE)[OURS]["prompts"][0]["without_gain"] = 1
     assert verdicts(good)[FAIL] == 0
+
+
+def test_originals_are_right_while_their_code_is_coming_and_not_after_that(good: Result) -> None:
+    for kind, number in ((QUEUE, 1), (COLD, 0)):
+        more(good, kind, number, eager_calls=1, waiting_calls=1, replays=-1)
+        more(good, kind, number, original_replays=1)
+    assert verdicts(good)[FAIL] == 0
+    for kind, changes in ((SIZE, {"original_replays": 21}), (LORA, {"eager_calls": 1, "waiting_calls": 1})):
+        more(good, kind, 2, **changes)
+    failed = {(check.row, check.figure) for check in checks_of(good) if check.verdict == FAIL}
+    assert (find(good, SIZE)["row"], "forwards outside Resolute") in failed
+    assert (find(good, SIZE)["row"], "forwards not replayed") in failed
+    assert (find(good, LORA)["row"], "forwards outside Resolute") in failed
 
 
 def test_errors_bypasses_and_memory_that_stays_fail(good: Result) -> None:
@@ -170,7 +191,7 @@ def test_on_a_cpu_only_counters_and_errors_are_judged(good: Result) -> None:
     for row in good["rows"]:
         row["errors"] = dict.fromkeys(row.get("errors", ()), 1e-5)
     assert {check.figure for check in checks_of(good)} == {
-        "compiles", "bypasses", "forwards outside Resolute", "error to stock"
+        "compiles", "bypasses", "forwards outside Resolute", "compiled regions run", "error to stock"
     }  # fmt: skip
     assert verdicts(good)[FAIL] == 0
     bypass(good)
@@ -213,6 +234,7 @@ def test_readmes_table_has_the_figures_of_both(good: Result) -> None:
     assert "| SDXL 960x720 | 3.30 | 1.10 | 3.0 x | 0.1 | 0.3 |" in text
     assert "| Flux 1024x1024, ms a step | 140.0 | 30.0 | 4.7 x |  |  |" in text
     assert "| first prompt after a restart | 11.30 | 10.10 | 1.1 x |  |  |" in text
+    assert "| second prompt, nothing on disk | 3.30 | 1.10 | 3.0 x |  |  |" in text
     assert "NVIDIA X, 2026-11-25, commit 0123456789ab." in text
     assert "`benchmarks/results/2026-11-25-x-smoke.json`" in text
     assert "did not pass" not in text

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import smoke
 from benchmarks.smoke_checks import FAIL, NOT_RUN, PASS
-from benchmarks.smoke_rows import COLD, LORA, SIZE, rows
+from benchmarks.smoke_rows import COLD, LORA, QUEUE, RESTART, SIZE, rows
 from benchmarks.smoke_setup import commit_of, import_bundle
 from scripts.places import ROOT
 from scripts.server.process import ComfyServer
@@ -64,18 +64,37 @@ def test_a_whole_run_measures_ours_first_and_names_its_commit(machine: Machine, 
     ]  # nothing is loaded beside stock's prompts
     assert (result["left"], result["failed"], result["commit"]) == ([], {}, "abc")
     assert machine.asked == sorted(machine.asked)  # stock's come last
-    assert len(machine.prompts) == sum(len(row.counts) * (1 if row.kind == COLD else 2) for row in rows(False))
+    sent = sum(len(row.counts) * (1 if row.kind == COLD else 2) for row in rows(False))
+    assert len(machine.prompts) == sent - 1, "a server has one first prompt"
+    queue, restart = find(result, QUEUE), find(result, RESTART)
+    assert restart["stock"]["prompts"][0] == queue["stock"]["prompts"][0]
+    assert queue["errors"] == {f"prompt {number}": 0.0 for number in range(1, 9)}
+    widths = [nodes["latent"]["inputs"]["width"] for nodes in machine.prompts[:8]]
+    assert widths == [1024] * 5 + [960] * 2 + [1024]
     assert find(result, SIZE)["errors"] == {"1": 0.0, "20": 0.0}
     assert {check["verdict"] for check in result["checks"]} == {PASS}
     assert code == 0
 
 
 def test_what_cannot_fit_is_left_out_and_does_not_pass(machine: Machine, tmp_path: Path) -> None:
-    code, result = start(tmp_path, seconds=80)
+    code, result = start(tmp_path, seconds=130)
     assert code == 1
     assert [name for name, _ in machine.started] == ["cold", "restart", "stock"]
     assert any(name.startswith("stock: Flux") for name in result["left"])
     assert NOT_RUN in {check["verdict"] for check in result["checks"]}
+
+
+@pytest.mark.parametrize(("left", "waited"), [(0, 15), (3, smoke.COMING)])
+def test_the_first_server_ends_when_no_code_is_coming(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, waited: float
+) -> None:
+    get = machine.get
+    coming = {"coming": {"regions": left, "seconds": 9.0}} if left else {}
+    monkeypatch.setattr(machine, "get", lambda path: get(path) | (coming if path == "/resolute/cache" else {}))
+    _, result = start(tmp_path)
+    assert result["servers"]["cold"]["waited_seconds"] == pytest.approx(waited, abs=1)
+    assert "waited_seconds" not in result["servers"]["restart"]
+    assert {variables["RESOLUTE_COMPILE"] for _, variables in machine.started} == {None}
 
 
 def test_a_prompt_that_fails_leaves_the_other_rows(machine: Machine, tmp_path: Path) -> None:

@@ -55,17 +55,6 @@ class TestOneSignature:
         (text,) = [event.text for event in cache.stats.events if event.kind == "capture"]
         assert text == "1x4x8x8: a tile of this size came again"
 
-    def test_a_call_that_waits_for_code_is_not_captured(
-        self, cache: Any, program: Any, module: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as waiting, expect(cache, eager_calls=2):
-            waiting.setattr(FakeProgram, "waits", True)
-            for _ in range(2):
-                assert answer(cache.run(program, module.call())) == 2.0
-        assert cache.stats.counters.waiting_calls == 2
-        with expect(cache, graph_calls=1, captures=1):
-            cache.run(program, module.call())
-
     def test_another_module_of_the_same_structure_never_gets_this_ones_graph(
         self, cache: Any, program: Any, module: Any
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compile_cache.calls import rows
+from compile_cache.calls import report_rows, rows
 from compile_cache.calls.misses import FIRST, FREED, SINCE
 from compile_cache.calls.reason_texts import BYPASSES, because
 from compile_cache.calls.run_summary import Run
@@ -263,7 +263,7 @@ def test_the_report_has_each_fact_once() -> None:
         ],
         "entries": [entry],
     }
-    assert rows.report(data).splitlines() == [
+    assert report_rows.report(data).splitlines() == [
         "2 regions, 1 size ready",
         "0 replays, 0 calls through regions, 0 eager calls, 0 captures, 15 region compiles, 0 region loads",
         "2.2 s spent compiling and capturing; 5 of 64 MiB used by captures",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from compile_cache.backends.base import Code
 from compile_cache.calls.cache import GraphCache
 from compile_cache.captures.attempts import NOT_RESIDENT
 from compile_cache.choices.stopwatch import stopwatch_on
@@ -64,15 +65,14 @@ class Program(FakeProgram):
         self.device, self.lacks = device, False
         self.before: Callable[[], object] = lambda: None
 
-    @property
-    def waits(self) -> bool:
-        return self.lacks
+    def code_of(self, key: GraphKey) -> Code:
+        return Code.COMING if self.lacks else Code.READY
 
     def run(self, call: Any) -> Any:
         self.before()
         if self.run_failures:
             raise self.run_failures.pop(0)
-        self.ran_compiled = not self.lacks
+        self.ran_compiled, self.ran_originals = not self.lacks, self.lacks
         if self.lacks:
             return call.invoke(call.tensors)
         self.device.run("compiled", call.tensors[0].numel())

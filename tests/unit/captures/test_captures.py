@@ -75,7 +75,8 @@ class AgainstANaiveModel(RuleBasedStateMachine):
     @rule(key=KEYS)
     def get(self, key: CaptureKey) -> None:
         found = next((entry for entry in self.kept if entry[0] == key), None)
-        assert self.captures.get(key) is (found[1] if found else None)
+        entry = self.captures.get(key)
+        assert (entry and entry.value) is (found[1] if found else None)
         if found:
             self.hits[key] += 1
             self.kept.remove(found)

@@ -35,7 +35,7 @@ from ....torch_facts.private_names import (
 from . import operators
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
 from .lowering import code_of
-from .private_cache import IN_THIS_PROCESS, place, place_binaries, private_cache, remove_other_source
+from .private_cache import IN_THIS_PROCESS, one_at_a_time, place, place_binaries, private_cache, remove_other_source
 from .shape_guards import ConfirmedSizes, ShapeGuards
 
 _GRAPH = "graph.pickle"
@@ -76,11 +76,10 @@ def measured(compiled: CompiledRegion) -> dict[str, Any]:
 
 
 def unpack(artifact: Artifact) -> CompiledRegion:
-    """Load an artifact, ready to run.
+    """Load an artifact, ready to run; one compile or load at a time.
 
-    One at a time, and never beside a compile: modules that torch loads meanwhile are taken for this artifact's. Raises
-    InvalidArtifactError for anything that `pack` did not make, torch's OutOfMemoryError, and OSError where a file
-    cannot be written.
+    Raises InvalidArtifactError for anything that `pack` did not make, torch's OutOfMemoryError, and OSError where a
+    file cannot be written.
     """
     about = artifact.about
     try:
@@ -150,7 +149,7 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 
 def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     operators.register()
-    with private_cache(), inductor_config.patch(IN_THIS_PROCESS):
+    with one_at_a_time, private_cache(), inductor_config.patch(IN_THIS_PROCESS):
         with zipfile.ZipFile(io.BytesIO(payload)) as container:
             for name in container.namelist():
                 if name.startswith(_LIBRARIES):

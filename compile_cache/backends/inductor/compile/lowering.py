@@ -31,7 +31,7 @@ from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .decompositions import decompositions
 from .environment import own_settings
 from .frames import convolutions_channels_last
-from .private_cache import IN_THIS_PROCESS, header_settings, private_cache
+from .private_cache import IN_THIS_PROCESS, header_settings, one_at_a_time, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
 from .whole_rows import held_at_once
@@ -45,8 +45,13 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     """Compile a trace with inductor (`compile_fx`), for every size that its guards allow.
 
     keep: whether the result will be stored; if so, it holds the shared libraries that it loads on the CPU. Raises
-    whatever inductor raises. One compile at a time: modules that torch loads meanwhile are taken for this trace's.
+    whatever inductor raises. One compile or load at a time.
     """
+    with one_at_a_time:
+        return _compile(trace, keep)
+
+
+def _compile(trace: Trace, keep: bool) -> CompiledRegion:
     device = trace.fakes[-1].device
     loaded, hits = len(PyCodeCache.modules), _cache_hits()
     made: list[CompiledFxGraph | FlatCode] = []

@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,10 @@ _TEXTS = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
 # Inductor's setting for a compile and for a load. With more threads it starts a process for its own workers when the
 # first kernel is loaded: that imports torch for ten seconds at usual priority, and ours have compiled what it would.
 IN_THIS_PROCESS = {"compile_threads": 1}
+
+
+# Held by a compile and by a load: modules that torch loads meanwhile are taken for those of its code.
+one_at_a_time = threading.RLock()
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ....regions.region_weights import given_as_inputs, weight_inputs, weight_layouts, weight_slots
 from ....regions.site import Dims, RegionFunction
@@ -24,13 +25,12 @@ from ....torch_facts.private_names import (
     ConstantSource,
     DimDynamic,
     FakeTensorMode,
-    OpOverload,
     ShapeEnv,
     make_fx,
     pytree,
     symbolic_shape_config,
 )
-from . import casts, gelu, kitchen, nearest, padding, quantizers
+from . import casts, checks, gelu, kitchen, nearest, norms, padding, quantizers
 
 # The names that make an input a feature map, see `region_format`. One of another size has "h of carried", for example.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -42,8 +42,6 @@ Shapes = tuple[tuple[int, ...], ...]
 # symbol gets no upper bound.
 _CPU_BATCH_HINT = 17
 _LARGEST = 1 << 31  # of a dimension; one less, and kernels would be free to count in 32 bits
-
-_REPEATABLE_WRITES = ("aten::clamp", "aten::clamp_")  # they may be done again
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +130,7 @@ def trace(
     oblivious: bool = True,
     without: Sequence[str] = (),
     attends: bool = True,
+    between: Callable[[], None] | None = None,
 ) -> Trace:
     """Trace `function(module, *inputs)` with the named `dims` as symbols and every input in its `region_format`.
 
@@ -141,8 +140,9 @@ def trace(
     oblivious: see `size_one_is_general`.
     without: children of `module` that `function` does not run.
     attends: see `RegionSite`.
+    between: called before each function of torch that the block calls. It may wait, so that a trace gives way to calls.
 
-    Raises ValueError where the function writes into an input (see `_refuse_writes_to_inputs`) or breaks `attends`,
+    Raises ValueError where the function writes into an input (`checks.refuse_writes_to_inputs`) or breaks `attends`,
     whatever the traced code raises, and torch's errors (GuardOnDataDependentSymNode, for example) where the code needs
     a value that tracing does not have.
     """
@@ -161,7 +161,7 @@ def trace(
     has_maps = any(_is_map(names) for names in dims)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        with given_as_inputs(module, without, tensors[: len(weights)]), nearest.ByIndex():
+        with given_as_inputs(module, without, tensors[: len(weights)]), nearest.ByIndex(), _Between(between):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)
@@ -169,22 +169,42 @@ def trace(
     # The cache serves many traces of equal sizes. Each of our traces has symbols of its own, so nothing is ever found,
     # and writing an entry takes longer than computing the result.
     fake_mode.cache_enabled = False
-    with fake_mode, torch.no_grad(), size_one_is_general(oblivious), kitchen.opaque(), padding.always():
+    with (
+        fake_mode,
+        torch.no_grad(),
+        size_one_is_general(oblivious),
+        kitchen.opaque(),
+        padding.always(),
+        norms.by_shape(),
+    ):
         traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
-    _refuse_writes_to_inputs(traced.graph)
+    checks.refuse_writes_to_inputs(traced.graph)
     if not attends:
-        _refuse_attention(traced.graph)
+        checks.refuse_attention(traced.graph)
     casts.keep_opaque(traced.graph, inputs[0].device)
     gelu.join_products(traced.graph, inputs[0].device)
     quantizers.share_scales(traced.graph)
     traced.graph.eliminate_dead_code()
-    quantized = _quantized(traced.graph, layouts)
-    used = _drop_unused_weights(traced.graph, len(weights))
+    quantized = checks.quantized_weights(traced.graph, layouts)
+    used = checks.drop_unused_weights(traced.graph, len(weights))
     # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
     fakes = [fakes[index] for index in used] + fakes[len(weights) :]
     static = static_sizes(dims, [tensor.shape for tensor in inputs])
     return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious, quantized)
+
+
+class _Between(TorchFunctionMode):
+    def __init__(self, call: Callable[[], None] | None) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self._call is not None:
+            self._call()
+        return function(*args, **(kwargs or {}))
 
 
 def _positive_size(shape_env: ShapeEnv, name: str, hint: int) -> Any:
@@ -244,47 +264,6 @@ def _as_map(result: Any) -> Any:
         return result
     wanted = region_format(result)
     return result if wanted is torch.contiguous_format else result.contiguous(memory_format=wanted)
-
-
-def _refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
-    """To clamp an input in place is allowed, as core's product for plain fp8 weights does: code may be compared and run
-    again on the same tensors, and clamping twice changes nothing. See `CompiledRegion.written`.
-    """
-    for node in graph.nodes:
-        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-            continue
-        written = node.kwargs.get("out", node.args[0])
-        while isinstance(written.target, OpOverload) and written.target.is_view:
-            written = written.args[0]
-        if written.op == "placeholder" and node.target._schema.name not in _REPEATABLE_WRITES:
-            raise ValueError(f"it writes into its input ({node.target})")
-
-
-def _refuse_attention(graph: torch.fx.Graph) -> None:
-    """Attention, also in parts, has a softmax. The key of such a region lacks the switches that choose its kernel."""
-    for node in graph.nodes:
-        if isinstance(node.target, OpOverload) and any(part in str(node.target) for part in ("attention", "softmax")):
-            raise ValueError(f"it computes attention ({node.target}), and its site says that it does not")
-
-
-def _quantized(graph: torch.fx.Graph, layouts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """See `Trace.quantized`. layouts: for each input of the graph that is of a weight, see `weight_layouts`.
-
-    A plain weight in 8 bits that is cast first is no quantized weight: only the memory that it takes is meant.
-    """
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    used = [pair for pair in zip(placeholders, layouts, strict=False) if pair[1] and pair[0].users]
-    found = {(layout, kitchen.product_of(node) or "") for node, layout in used}
-    return tuple(sorted(pair for pair in found if pair[1] or not pair[0].startswith("float8")))
-
-
-def _drop_unused_weights(graph: torch.fx.Graph, weights: int) -> tuple[int, ...]:
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"][:weights]
-    used = tuple(index for index, node in enumerate(placeholders) if node.users)
-    for node in placeholders:
-        if not node.users:
-            graph.erase_node(node)
-    return used
 
 
 def _fake_weight(fake_mode: FakeTensorMode, weight: torch.Tensor, device: torch.device) -> torch.Tensor:

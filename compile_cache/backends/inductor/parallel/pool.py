@@ -19,31 +19,16 @@ if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before 
     from .job import Job
 
 _MOST = 16
-_MOST_BEHIND = 4  # beside a model that samples
-_OTHERS = 2  # processors left for the process that traces and compares, and for the rest of the machine
+_OTHERS = 2  # processors left for the process that samples and traces, and for the rest of the machine
 _MOST_WANTED = 61  # the most processes that Windows can wait for
 _MEMORY = 1 << 30  # bytes of memory for torch in each process
 
 
 def worker_count(wanted: int | None) -> int:
-    """The number of workers for a call that waits: `wanted`, or with None what processors and memory allow. If they
-    allow one only, that is none. Imports nothing.
+    """The number of workers: `wanted`, or with None what processors and memory allow, and at least one. 0 where memory
+    allows none. Imports nothing.
     """
-    count = _processes(wanted)
-    return count if count > 1 else 0
-
-
-def worker_count_behind(wanted: int | None) -> int:
-    """The number of workers beside a model that samples: a quarter of the processors, or two. 0 where the processors
-    leave no room.
-    """
-    if wanted is not None and wanted < 2:
-        return 0
-    return max(min(_processes(wanted, others=1), max(_processors() // 4, 2), _MOST_BEHIND), 0)
-
-
-def _processes(wanted: int | None, others: int = _OTHERS) -> int:
-    return min(_processors() - others, _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
+    return min(max(_processors() - _OTHERS, 1), _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
 
 
 def _fitting() -> int:
@@ -73,27 +58,26 @@ class WorkerPool:
     def running(self) -> bool:
         return self._process is not None and self._process.alive
 
-    def start(self, low: bool = False) -> WorkerProcess:
-        """Start the process, which imports torch. low: at low priority. Raises OSError."""
+    def start(self) -> WorkerProcess:
+        """Start the process, which imports torch. Raises OSError."""
         with self._lock:
             if self._process is None or not self._process.alive:
                 self.close()  # a process that ended by itself may still have threads and pipes here
-                self._process = WorkerProcess(low)
+                self._process = WorkerProcess()
             return self._process
 
     @contextmanager
-    def in_use(self, count: int, device: torch.device, low: bool = False) -> Iterator[None]:
+    def in_use(self, count: int, device: torch.device) -> Iterator[None]:
         """Start `count` children for jobs on a device, unless there are children already, and keep them. Idle children
         of another device end.
 
-        low: at low priority. Raises OSError where no process can be started.
+        Raises OSError where no process can be started.
         """
         with self._lock:
-            process = self.start(low)
-            is_other = process.low != low or process.device not in (None, device)
-            if is_other and not process.is_busy:
+            process = self.start()
+            if process.device not in (None, device) and not process.is_busy:
                 self.close()
-                process = self.start(low)
+                process = self.start()
             process.start_children(count, device)
             process.users += 1
         try:

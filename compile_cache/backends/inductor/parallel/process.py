@@ -38,11 +38,11 @@ _LOOK_SECONDS = 0.5  # between two looks at both
 _KILL_SECONDS = 5.0  # that a killed process may take to end
 
 
-def _creation_flags(low: bool) -> int:
-    """On Windows: no console of its own, which would open a window beside ComfyUI Desktop; and its priority."""
+def _creation_flags() -> int:
+    """On Windows: no console of its own, which would open a window beside ComfyUI Desktop; and a low priority."""
     if sys.platform != "win32":
         return 0
-    return subprocess.CREATE_NO_WINDOW | (subprocess.BELOW_NORMAL_PRIORITY_CLASS if low else 0)
+    return subprocess.CREATE_NO_WINDOW | subprocess.BELOW_NORMAL_PRIORITY_CLASS
 
 
 def _error_of(answer: str) -> NotCompiledError:
@@ -60,18 +60,17 @@ class WorkerProcess:
     users: who will submit more jobs; it is not idle meanwhile.
     """
 
-    def __init__(self, low: bool = False) -> None:
-        """low: at low priority. Raises OSError."""
+    def __init__(self) -> None:
+        """Raises OSError."""
         self._folder = TemporaryFolder()
         command = [sys.executable, str(Path(worker.__file__).resolve()), str(self._folder.path)]
-        command += ["low"] if low else []
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
-                creationflags=_creation_flags(low),
+                creationflags=_creation_flags(),
             )
         except OSError:
             self._folder.remove()
@@ -82,7 +81,6 @@ class WorkerProcess:
         self._heard = time.monotonic()  # when it last got a job or gave a result
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.device: torch.device | None = None  # of its children
-        self.low = low
         self._error: NotCompiledError | None = None  # for its jobs, once it ends
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

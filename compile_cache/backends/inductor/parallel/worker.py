@@ -1,7 +1,7 @@
-"""A program that compiles traces in child processes: `python worker.py FOLDER [low]`, jobs by stdin, answers by stdout.
+"""A program that compiles traces in child processes: `python worker.py FOLDER`, jobs by stdin, answers by stdout.
 
 The program itself imports torch and compiles nothing. Its children compile; on Linux they are forked and so start with
-everything imported. The first message gives their number and the type of device. With `low` all have a low priority.
+everything imported. The first message gives their number and the type of device. All have a low priority.
 None of them sees a GPU, so none takes memory of one.
 A pool of the standard library cannot replace it: that would run ComfyUI's main.py again in each child, and its children
 would import the pack by the name of its folder in custom_nodes. So `WorkerProcess` starts this file by path, and
@@ -46,9 +46,8 @@ def receive(stream: IO[bytes]) -> Any:
 def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not write between our messages
-    folder, *given = sys.argv[1:]
-    if given:
-        _lower_priority()  # before the imports: these take longest
+    folder = sys.argv[1]
+    _lower_priority()  # before the imports: these take longest
     own = Path(__file__).resolve()
     sys.path[:] = [str(own.parents[4]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
     os.environ.update(dict.fromkeys(_VISIBLE, ""))

@@ -25,9 +25,10 @@ from ....store.artifact_store import ArtifactStore
 from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
-from ..compile.tracing import Shapes, in_region_format
-from .region import AUTOCAST, WRITES_TO_COPY, MadeLater, Region, RegionCall, region_key, replaced
-from .table import RegionTable, why_failed
+from ..compile.tracing import in_region_format
+from .miss_path import MOST_COMPARED, Lacks, Missing, MissPath
+from .region import AUTOCAST, WRITES_TO_COPY, DeferredCompiler, Region, region_key, replaced
+from .table import RegionTable
 
 
 @dataclass(eq=False)
@@ -55,12 +56,11 @@ class RegionBinding:
         bypass: Callable[[BypassReason], None],
         stats: Stats,
         config: CacheConfig,
+        queue: DeferredCompiler,
     ) -> None:
         self._table = table
-        self._store_for = store_for
         self._bypass = bypass
         self._stats = stats
-        self._verify = config.verify
         self._policy = config.attribute_policy
         self._reaches = ReachCache(config.management_modules)
         self._torch_flags: tuple[Component, ...] = ()
@@ -73,11 +73,7 @@ class RegionBinding:
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
         self.was_reached = False  # the current call came to a region, with or without compiled code
-        self._queue: MadeLater | None = None  # of the current call
-        self.waits = False  # the current call ran originals whose code will come
-        # Of one call of the module. To find the store, all settings of the environment are read: milliseconds.
-        self._stores: dict[torch.device, ArtifactStore | None] = {}
-        self._failed: dict[tuple[str, Shapes], BypassReason] = {}
+        self.misses = MissPath(table, queue, store_for, self._foreseen, self.announce, stats, config.verify)
 
     def survey(self, hooks: Iterable[Hook]) -> None:
         """Read the structure of each known site and find its weights. Nothing is compiled. Other sites are read at
@@ -118,16 +114,14 @@ class RegionBinding:
         self,
         progress: Progress,
         torch_flags: tuple[Component, ...],
-        queue: MadeLater | None = None,
+        missing: Missing,
+        kept: Lacks | None = None,
+        most: int = MOST_COMPARED,
     ) -> None:
-        """A call of the module starts. torch_flags: what torch computes under. queue: gets what is missing,
-        while originals run; None: the call compiles it.
-        """
+        """A call of the module starts. torch_flags: what torch computes under. The others: see `MissPath.begin`."""
         self._progress, self._torch_flags = progress, torch_flags
-        self._queue = queue
-        self.was_reached = self.waits = False
-        self._stores.clear()
-        self._failed.clear()
+        self.misses.begin(progress, missing, kept or {}, most)
+        self.was_reached = False
 
     @property
     def compiled_count(self) -> tuple[int, int]:
@@ -172,9 +166,9 @@ class RegionBinding:
             return self._run_original(site, tensors, region)
         inputs = [in_region_format(tensor, dims) for tensor, dims in zip(tensors, site.dims, strict=True)]
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
-        found = region.by_shapes.get(shapes) or self._resolve(region, site, weights, inputs)
+        found = None if self.misses.kept else region.by_shapes.get(shapes)
         if found is None:
-            self._foresee(site, inputs[0])
+            found = self.misses.resolve(region, site, weights, inputs, shapes)
         if isinstance(found, CompiledRegion) and any(inputs[index] is not tensors[index] for index in found.written):
             found = WRITES_TO_COPY
         if not isinstance(found, CompiledRegion):
@@ -230,55 +224,16 @@ class RegionBinding:
             self._regions[id(region)] = region
         return region
 
-    def _resolve(
-        self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
-    ) -> CompiledRegion | BypassReason | None:
-        """Code for sizes that were not met before, or why there is none; None if the region is to be compiled later."""
-        queue = self._queue
-        if queue is not None and queue.has(region):
-            self.waits = True
-            return None
-        call = self._call(region, site, weights, inputs)
-        failed = self._failed.get((region.key, call.shapes))
-        if failed is not None:
-            return failed
-        try:
-            if queue is not None and queue.leaves_to_calls(region):
-                queue = None
-            found = self._table.resolve(call, queue is not None)
-            if queue is not None:
-                queue.note(call, found)
-                self.waits = self.waits or found is None
-        except Exception as error:  # noqa: BLE001 (`why_failed` raises what has to be raised)
-            found = self._failed[region.key, call.shapes] = why_failed(call, error)
-        return found
-
-    def _foresee(self, site: RegionSite, x: torch.Tensor) -> None:
-        """Leave to the queue what else the block runs: see `RegionSite.others`."""
-        queue = self._queue
-        if queue is None or site.others is None:
-            return
-        for other, inputs in site.others(x):
-            bound = self._bound(other)
-            weights = weight_inputs(bound.slots)
-            region = self._region(other, bound, weights, inputs)
-            if isinstance(region, Region):
-                queue.note(self._call(region, other, weights, inputs), None, is_foreseen=True)
-
-    def _call(
-        self, region: Region, site: RegionSite, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
-    ) -> RegionCall:
-        store = self._store(inputs[0].device)
-        about = (self._stats, self._progress, self.announce, self._verify, store)
-        return RegionCall(region, site, weights, inputs, *about)
+    def _foreseen(
+        self, site: RegionSite, inputs: Sequence[torch.Tensor]
+    ) -> tuple[Region | BypassReason, Sequence[torch.Tensor]]:
+        """The region and the weights of a site that no call came to, for such inputs."""
+        bound = self._bound(site)
+        weights = weight_inputs(bound.slots)
+        return self._region(site, bound, weights, inputs), weights
 
     def announce(self) -> None:
         """Show how many regions of the module are compiled."""
         kinds = Counter(kind for kind, _ in self._distinct) | self._expected_kinds
         kinds -= Counter(self._ready_kinds())
         self._progress.report(*self.compiled_count, list(kinds.elements()))
-
-    def _store(self, device: torch.device) -> ArtifactStore | None:
-        if device not in self._stores:
-            self._stores[device] = self._store_for(device)
-        return self._stores[device]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -211,23 +211,23 @@ class RegionCall:
         return sizes
 
 
-class MadeLater(Protocol):
+class DeferredCompiler(Protocol):
     """Makes code while calls run originals: `CompileQueue`."""
 
-    def has(self, region: Region) -> bool:
-        """The region's code is being made."""
-        ...
-
-    def leaves_to_calls(self, region: Region) -> bool:
-        """A call compiles the region itself: nothing else can."""
+    def awaits(self, region: Region) -> bool:
+        """A call came to the region. Returns whether its code is being made."""
         ...
 
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None, is_foreseen: bool = False) -> None:
         """A call came to a region at new sizes, or will. found: what runs there; None: its code has to be made."""
         ...
 
+    def finish(self, keys: Iterable[str], progress: Progress) -> None:
+        """Wait until the regions with these keys are compiled. Raises what cancels."""
+        ...
 
-def without_contents(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+
+def placeholder_inputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors of equal shape, dtype and device that take no memory, except for integers: an index has to stay within
     its table.
     """
@@ -240,12 +240,18 @@ def is_integer(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
-def trace_of(call: RegionCall, hints: dict[str, int] | None = None, oblivious: bool = True) -> Trace:
-    """The trace of the call's region. hints, oblivious: see `trace`; None: general sizes. Raises what that raises."""
+def trace_of(
+    call: RegionCall,
+    hints: dict[str, int] | None = None,
+    oblivious: bool = True,
+    between: Callable[[], None] | None = None,
+) -> Trace:
+    """The trace of the call's region. The others: see `trace`; hints None: general sizes. Raises what that raises."""
     site = call.site
     if hints is None:
         hints = general_hints(call.sizes, call.tensors[0].device)
-    return trace(site.function, site.module, call.tensors, site.dims, hints, oblivious, site.without, site.attends)
+    about = (hints, oblivious, site.without, site.attends, between)
+    return trace(site.function, site.module, call.tensors, site.dims, *about)
 
 
 def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 
-from ....errors import BypassCode, BypassReason, RegionCompileError, first_line
+from ....errors import BypassCode, BypassReason, first_line
 from ....stats import SHORT_WAIT
 from ....store.artifact_store import ArtifactStore
 from ....torch_facts.out_of_memory import is_out_of_memory
-from ..compile.artifacts import pack
 from ..compile.compiled_region import CompiledRegion
-from ..compile.lowering import compile_trace
-from ..compile.tracing import Shapes, general_hints
-from .numerics_check import run_original
-from .region import Region, RegionCall, may_run, trace_of
+from ..compile.tracing import Shapes
+from .region import Region, RegionCall, may_run
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +49,9 @@ class RegionTable:
             region = self._regions.setdefault(key, Region(key, ""))
             return 0 if region.compiled else region.load(store)
 
-    def resolve(self, call: RegionCall, is_queued: bool = False) -> CompiledRegion | BypassReason | None:
-        """Find code for the call's sizes in memory or in the store, or compile it. Returns the code, or the reason for
-        which the original runs.
-
-        is_queued: return None instead of compiling, as the queue does that.
+    def resolve(self, call: RegionCall) -> CompiledRegion | BypassReason | None:
+        """Find code for the call's sizes in memory or in the store. Returns the code, or the reason for which the
+        original runs; None if the code has to be compiled.
 
         Raises torch's OutOfMemoryError, and whatever cancels.
         """
@@ -69,17 +63,15 @@ class RegionTable:
                 return region.by_shapes[shapes]
             if not call.fits:
                 return _refuse(region, shapes, f"{region.label}: inputs {shapes} do not fit {call.site.dims}")
-            compiled = _find_in_memory(call) or _find_in_store(call)
-            if compiled is not None:
+            compiled = _find_in_memory(call) or (_load(call) and _find_in_memory(call))
+            if compiled:
                 region.by_shapes[shapes] = compiled
                 return compiled
             if call.static in region.failures:
                 return region.by_shapes.setdefault(shapes, region.failures[call.static])
             if len(region.compiled) >= _MOST_COMPILED:
                 return _refuse(region, shapes, f"{region.label} was compiled {_MOST_COMPILED} times already")
-            if is_queued:
-                return None
-            return region.by_shapes.setdefault(shapes, _compile_or_explain(call))
+            return None
 
     def refuse(self, region: Region, shapes: Shapes, error: BaseException) -> BypassReason:
         """The code failed when it ran: from now on the original runs at these sizes."""
@@ -87,7 +79,7 @@ class RegionTable:
             return _refuse(region, shapes, f"{region.label} failed at {shapes}: {error}")
 
 
-def load_while_waiting(call: RegionCall) -> bool:
+def _load(call: RegionCall) -> bool:
     """`Region.load` while a prompt waits for it, so the time is counted. Returns whether it loaded anything."""
     if call.store is None:
         return False
@@ -101,61 +93,9 @@ def load_while_waiting(call: RegionCall) -> bool:
     return loaded > 0
 
 
-def _find_in_store(call: RegionCall) -> CompiledRegion | None:
-    return _find_in_memory(call) if load_while_waiting(call) else None
-
-
 def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
     same = [compiled for compiled in call.region.compiled if compiled.static == call.static]
     return next((compiled for compiled in same if may_run(call, compiled)), None)
-
-
-def _compile_or_explain(call: RegionCall) -> CompiledRegion | BypassReason:
-    """Compile; where another process compiles the same region, wait for its artifact instead."""
-    call.progress.raise_if_cancelled()
-    call.announce()
-    try:
-        if call.store is None:
-            return _compile_and_compare(call)
-        with call.store.build_lock(call.region.key, call.progress.raise_if_cancelled):
-            return _find_in_store(call) or _compile_and_compare(call)
-    except RegionCompileError as error:
-        # Inputs that the original refuses too (a text for another model) are no failure of the compiler: raise.
-        run_original(call.site, call.tensors)
-        logger.warning("Resolute: %s; it runs eagerly", error, exc_info=logger.isEnabledFor(logging.DEBUG))
-        return call.fails(str(error))
-
-
-def _compile_and_compare(call: RegionCall) -> CompiledRegion:
-    """Compile for general sizes; only if the result is wrong at the call's sizes, for these."""
-    sizes = call.sizes
-    general = general_hints(sizes, call.tensors[0].device)
-    for hints in [general] if general == sizes else [general, sizes]:
-        compiled = _compile(call, hints)
-        call.region.add(compiled, functools.partial(pack, call.region.key, call.region.label, compiled))
-        if may_run(call, compiled):
-            call.announce()
-            return compiled
-    raise RegionCompileError(call.site.kind, AssertionError("its code fails or gives other results than the original"))
-
-
-def _compile(call: RegionCall, hints: dict[str, int]) -> CompiledRegion:
-    """Trace and lower. Raises RegionCompileError where torch cannot, OutOfMemoryError, and whatever cancels."""
-    site, stats = call.site, call.stats
-    started = stats.clock()
-    failures: list[Exception] = []
-    for oblivious in (True, False):
-        try:
-            compiled = compile_trace(trace_of(call, hints, oblivious), keep=call.store is not None)
-            break
-        except Exception as error:
-            if is_out_of_memory(error) or isinstance(error, call.progress.cancellations):
-                raise
-            failures.append(error)
-    else:
-        raise RegionCompileError(site.kind, failures[0]) from failures[0]
-    stats.event("compile", f"{site.kind} ({site.name})", stats.clock() - started)
-    return compiled
 
 
 def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:

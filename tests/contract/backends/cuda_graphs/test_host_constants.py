@@ -164,12 +164,12 @@ def rehearse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Forward], Any]:
 
     copies = HostCopies()
 
-    def waits_of(invoke: Forward, inputs: list[torch.Tensor]) -> list[str]:
+    def waits_of(run: Callable[[], object]) -> list[str]:
         copies.found.clear()
-        capturing._run(invoke, inputs)
+        run()
         return list(copies.found)
 
-    monkeypatch.setattr(capturing, "_waits_of", waits_of)
+    monkeypatch.setattr(capturing, "waits_of", waits_of)
 
     def rehearsed(forward: Forward, module: torch.nn.Module | None = None) -> Any:
         with copies:

@@ -53,7 +53,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(capturing.pools, "shared", pools)
     monkeypatch.setattr(capturing, "make_room", lambda *given: None)
     monkeypatch.setattr(capturing, "cost_of_run", lambda device: contextlib.nullcontext(capturing_cost()))
-    monkeypatch.setattr(capturing, "recorded_waits", lambda: contextlib.nullcontext([]))
+    monkeypatch.setattr(capturing, "waits_of", lambda run: (run(), [])[1])
     driver = Driver(0)
     monkeypatch.setattr(memory, "_driver", lambda: driver)
     monkeypatch.setattr(Graph, "launches", 0)
@@ -61,7 +61,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def capturing_cost() -> Any:
-    return SimpleNamespace(bytes=1, host_share=lambda: 1.0)
+    return SimpleNamespace(bytes=1, host_share=lambda: 1.0, seconds=lambda: 0.0)
 
 
 class Runs:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from compile_cache.backends.base import Code
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import job as jobs
-from compile_cache.backends.inductor.parallel.behind import CompilesBehind
+from compile_cache.backends.inductor.parallel.background import BackgroundCompiler
 from compile_cache.backends.inductor.parallel.compile_queue import CompileQueue
 from compile_cache.backends.inductor.parallel.failures import NotCompiledError
 from compile_cache.backends.inductor.parallel.process import Compiled
@@ -19,19 +20,17 @@ from ....rig import Bound, Rig, relative_error
 
 
 class Workers:
-    """A pool whose jobs end when a test says so."""
+    """A pool whose jobs end when a test says so, or with `at_once` as soon as they begin."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[jobs.Job, Compiled]] = []
-        self.running, self.users, self.ended = True, 0, 0
-        self.low = True  # those for a call that waits end a job as soon as it begins
-        self.devices: list[torch.device] = []  # that children were started for
+        self.running, self.at_once, self.users, self.ended = True, False, 0, 0
+        self.started: list[tuple[int, torch.device]] = []
 
     @contextlib.contextmanager
-    def in_use(self, count: int, device: torch.device, low: bool = False) -> Iterator[None]:
-        self.low = low
+    def in_use(self, count: int, device: torch.device) -> Iterator[None]:
         self.users += 1
-        self.devices.append(device)
+        self.started.append((count, device))
         yield
         self.users -= 1
 
@@ -45,7 +44,7 @@ class Workers:
             raise NotCompiledError("no process")
         result = Compiled()
         self.jobs.append((job, result))
-        if not self.low:
+        if self.at_once:
             self.finish()
         return result
 
@@ -60,26 +59,40 @@ class Workers:
 
 
 class Behind(Rig):
-    """The rig's calls are answered at once. Its clock goes on with calls only."""
+    """The rig's calls are answered at once. No thread works on what they leave: `work` does. `now` is its clock."""
 
     def __init__(self, **config: Any) -> None:
-        super().__init__(InductorBackend(), compile="behind", workers=2, **config)
+        super().__init__(InductorBackend(), **{"compile": "behind", "workers": 2, **config})
         self.workers, self.now = Workers(), 100.0
         self.queue = CompileQueue(self.backend.table, self.workers, lambda: self.now)  # type: ignore[attr-defined, arg-type]
-        self.behind = self.backend._behind = CompilesBehind(self.queue)  # type: ignore[attr-defined]
+        self.background = self.backend._background = BackgroundCompiler(self.queue)  # type: ignore[attr-defined]
+        self.queue.on_left = lambda: None
 
-    def call(self, bound: Bound, *tensors: torch.Tensor, seconds: float = 100.0, **changes: Any) -> float:
-        """The relative error of a call that takes so long by the rig's clock."""
-        actual = self.answer(bound, *tensors, seconds=seconds, **changes)
+    def call(self, bound: Bound, *tensors: torch.Tensor, **changes: Any) -> float:
+        """The relative error of a call."""
+        actual = bound(*tensors, **{"is_behind": True, **changes})
         with torch.inference_mode():
             return relative_error(actual, bound.module(*tensors))
 
-    def answer(self, bound: Bound, *tensors: torch.Tensor, seconds: float = 100.0, **changes: Any) -> Any:
-        """The result of a call that takes so long by the rig's clock."""
-        self.now += seconds
-        return bound(*tensors, is_behind=True, **changes)
+    def work(self, here: bool = False) -> None:
+        """Do all that can be done now. here: no prompt runs."""
+        while self.queue.work.do_one(here):
+            pass
 
     def leave(self, bound: Bound, *tensors: torch.Tensor) -> None:
-        """A first call leaves its regions, and a second one pays for their traces."""
-        for _ in range(2):
-            self.call(bound, *tensors)
+        """A call leaves its regions, and workers get them."""
+        self.call(bound, *tensors)
+        self.work()
+
+    def come(self) -> None:
+        """All code comes."""
+        self.work()
+        while self.workers.jobs:
+            self.workers.finish()
+            self.work()
+
+
+def code_of(bound: Bound) -> Code:
+    """Of the regions of the only call that the module had."""
+    (key,) = bound.program._lacking or [None]  # type: ignore[attr-defined]
+    return bound.program.code_of(key)

@@ -15,6 +15,7 @@ import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.config import CacheConfig
+from compile_cache.host_load import HostLoad
 from scripts.places import ROOT
 
 Program = Callable[[str], "subprocess.Popen[str]"]
@@ -56,7 +57,7 @@ AFTER_THE_FIRST = """
 import sys, threading
 from pathlib import Path
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import compile_queue, worker
+from compile_cache.backends.inductor.parallel import inline, worker
 from tests.contract.rig import Attention, Model, Rig, inputs, seeded
 
 class Three(Model):
@@ -64,7 +65,7 @@ class Three(Model):
         super().__init__()
         self.attentions[1] = Attention(16, eps=1e-3)
 
-real_trace, real_receive = compile_queue.trace_of, worker.receive
+real_trace, real_receive = inline.trace_of, worker.receive
 received, traced, first_is_back = [], [], threading.Event()
 
 def receive(stream):
@@ -82,7 +83,7 @@ def trace(*args):
         sys.stdin.read()
     return real_trace(*args)
 
-compile_queue.trace_of, worker.receive = trace, receive
+inline.trace_of, worker.receive = trace, receive
 Rig(InductorBackend(), workers=2, store_folder=Path("STORE"), source="one").bind(seeded(Three))(*inputs())
 """
 
@@ -125,7 +126,7 @@ def left() -> list[Path]:
 
 def start() -> None:
     backend = InductorBackend()
-    backend.prewarm(torch.device("cpu"), CacheConfig(workers=0))
+    backend.prewarm(torch.device("cpu"), CacheConfig(workers=0), HostLoad())
     assert backend._prewarming is not None
     backend._prewarming.join()
 

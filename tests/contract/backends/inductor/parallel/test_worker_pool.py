@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch._inductor import config as inductor_config
@@ -30,7 +31,7 @@ from compile_cache.backends.inductor.parallel.failures import (
     NotCompiledError,
     OtherEnvironmentError,
 )
-from compile_cache.backends.inductor.parallel.pool import worker_count, worker_count_behind
+from compile_cache.backends.inductor.parallel.pool import worker_count
 from scripts.places import ROOT
 
 from .....programs import wait_for
@@ -282,32 +283,30 @@ def children_of(parent: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the child in /proc")
-@pytest.mark.parametrize("low", [True, False])
-def test_only_processes_that_compile_behind_the_picture_have_a_low_priority(low: bool) -> None:
+def test_they_have_a_low_priority() -> None:
     processes = pool.WorkerPool()
-    with processes.in_use(1, CPU, low=low):
+    with processes.in_use(1, CPU):
         program = processes.start()._process.pid
         answer = processes.submit(job.Job("key", "label", b"", (), True, {})).exception(600)
         assert type(answer) is NotCompiledError, "the child lives"
         (child,) = children_of(program)
         own = os.getpriority(os.PRIO_PROCESS, 0)
         for each in (program, child):
-            assert os.getpriority(os.PRIO_PROCESS, each) - own == (worker._NICE if low else 0)
+            assert os.getpriority(os.PRIO_PROCESS, each) - own == worker._NICE
         group = Path(f"/proc/{child}/autogroup")
         if group.exists():  # not in each kernel
-            assert group.read_text("utf-8").split()[-1] == str(worker._NICE if low else 0)
+            assert group.read_text("utf-8").split()[-1] == str(worker._NICE)
     processes.close()
 
 
-@pytest.mark.parametrize("low", [True, False])
-def test_on_windows_they_open_no_window(monkeypatch: pytest.MonkeyPatch, low: bool) -> None:
+def test_on_windows_they_open_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {"CREATE_NO_WINDOW": 0x08000000, "BELOW_NORMAL_PRIORITY_CLASS": 0x4000}
     for name, value in flags.items():
         monkeypatch.setattr(subprocess, name, value, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert process._creation_flags(low) == 0
+    assert process._creation_flags() == 0
     monkeypatch.setattr(sys, "platform", "win32")
-    assert process._creation_flags(low) == (0x08004000 if low else 0x08000000)
+    assert process._creation_flags() == 0x08004000
 
 
 @pytest.mark.skipif(not hasattr(inductor_config, "deterministic"), reason="this inductor has no such setting")
@@ -364,25 +363,17 @@ def test_a_failed_job_returns_the_text_of_an_error_that_cannot_be_pickled(monkey
 
 
 @pytest.mark.parametrize(
-    ("wanted", "processors", "count"),
+    ("wanted", "processors", "memory", "count"),
     [
-        (None, 1, 0),
-        (None, 2, 1),
-        (None, 4, 2),
-        (None, 8, 2),
-        (None, 12, 3),
-        (None, 64, 4),
-        (1, 8, 0),
-        (0, 8, 0),
-        (3, 8, 2),
+        *[(None, processors, 64, count) for processors, count in ((1, 1), (2, 1), (3, 1), (4, 2), (8, 6), (64, 16))],
+        (None, 8, 5, 2), (None, 8, 1, 0),
+        (0, 8, 64, 0), (1, 8, 64, 1), (3, 2, 1, 3), (61, 8, 64, 61), (1000, 8, 64, 61),
     ],
-)
-def test_their_number_beside_a_model_that_samples(
-    monkeypatch: pytest.MonkeyPatch, wanted: int | None, processors: int, count: int
+)  # fmt: skip
+def test_their_number(
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, processors: int, memory: int, count: int
 ) -> None:
+    """memory: what is free, in GiB. No system can wait for more than 61."""
     monkeypatch.setattr(pool, "_processors", lambda: processors)
-    assert worker_count_behind(wanted) == count
-
-
-def test_there_are_never_more_than_any_system_can_wait_for() -> None:
-    assert [worker_count(wanted) for wanted in (1, 2, 61, 1000)] == [0, 2, 61, 61]
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=memory << 30))
+    assert worker_count(wanted) == count

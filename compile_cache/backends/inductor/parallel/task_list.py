@@ -1,0 +1,151 @@
+"""The regions that have no code: what calls left, as copies without weights, and what workers have."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ....attribute_policy import ModuleAttributePolicy
+from ....coming import CompileEta
+from ....config import CacheConfig
+from ....errors import BypassReason, first_line
+from ....regions.site import SilentProgress
+from ....regions.skeleton import skeleton_of
+from ....stats import Stats
+from ....torch_facts.out_of_memory import is_out_of_memory
+from ..compile.compiled_region import CompiledRegion
+from ..compile.tracing import Shapes
+from ..regions.region import Region, RegionCall, placeholder_inputs
+from ..regions.table import RegionTable
+from .failures import NotCompiledError
+from .job import settings_for
+from .pool import WorkerPool
+from .process import Compiled
+from .task import CompileTask
+from .worker_lease import WorkerLease
+
+logger = logging.getLogger(__name__)
+
+
+def _nothing() -> None: ...
+
+
+class TaskList:
+    """The regions of all models that calls left, and those in the workers.
+
+    waiting, jobs: by the key of a region. at_work: the key of the region that this process traces or compiles.
+    next_strategies: of code that came, and was not compared yet. has_no_workers: none can be had.
+    eta: an estimate of when all are there. on_left: called when a call left a region.
+    """
+
+    def __init__(self, table: RegionTable, workers: WorkerPool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.table, self.lease, self.clock = table, WorkerLease(workers, clock), clock
+        self.lock = threading.RLock()
+        self.waiting: dict[str, CompileTask] = {}
+        self.jobs: dict[str, tuple[Compiled, CompileTask]] = {}
+        self.at_work: str | None = None
+        self.next_strategies: dict[tuple[str, Shapes], int] = {}
+        self.has_no_workers = False
+        self.stats, self.eta = Stats(), CompileEta()
+        self.on_left: Callable[[], None] = _nothing
+        self._config, self._is_decoder = CacheConfig(), False
+        self._settings: dict[torch.device, dict[str, Any]] = {}  # of the current call: to read them takes milliseconds
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def begin(self, config: CacheConfig, is_decoder: bool) -> None:
+        """A call begins."""
+        self._config, self._is_decoder, self._settings = config, is_decoder, {}
+
+    @property
+    def left(self) -> int:
+        """How many regions have no code yet."""
+        with self.lock:
+            return len(self._keys())
+
+    def _keys(self) -> set[str]:
+        return {*self.waiting, *self.jobs, *([self.at_work] if self.at_work else [])}
+
+    @property
+    def tasks(self) -> list[CompileTask]:
+        return [*self.waiting.values(), *[task for _, task in self.jobs.values()]]
+
+    def awaits(self, region: Region) -> bool:
+        """See `DeferredCompiler`."""
+        with self.lock:
+            if task := self.waiting.get(region.key):
+                task.calls, task.is_foreseen = task.calls + 1, False
+            return region.key in self._keys()
+
+    def holds(self, region: Region) -> bool:
+        """Its code is being made."""
+        with self.lock:
+            return region.key in self._keys()
+
+    def try_again(self, keys: Iterable[str]) -> None:
+        """Do not wait until there may be memory, or until another process has compiled them."""
+        with self.lock:
+            for task in [self.waiting[key] for key in keys if key in self.waiting]:
+                task.look_at, task.found_no_memory = 0.0, False
+
+    def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None, is_foreseen: bool = False) -> None:
+        """See `DeferredCompiler`."""
+        if found is not None:
+            self.next_strategies.pop((call.region.key, call.static), None)
+            return
+        region = call.region
+        if self.holds(region):
+            return
+        if is_foreseen:
+            if region.compiled or region.failures:
+                return
+            if call.store is not None and self.table.preload(region.key, call.store):
+                return
+        self.stats, device = call.stats, call.tensors[0].device
+        self.eta.device = device.type
+        self.lease.plan(self._config.workers)
+        try:
+            settings = self._settings_of(device)
+            copied = _without_model(call, self._config.attribute_policy)
+        except Exception as error:  # a class's own code may copy badly: the block runs eagerly, and says why
+            if is_out_of_memory(error):  # the next call leaves it again
+                raise
+            self.give_up(call, error)
+            return
+        task = CompileTask(copied, settings, len(call.weights), is_foreseen=is_foreseen)
+        task.strategy, task.is_decoder = self.next_strategies.pop(task.attempt_key, 0), self._is_decoder
+        if not task.has_strategy:
+            self.give_up(call, NotCompiledError("its code fails or gives other results than the original"))
+            return
+        with self.lock:
+            self.waiting[task.key] = task
+        self.on_left()
+
+    def _settings_of(self, device: torch.device) -> dict[str, Any]:
+        if device not in self._settings:
+            try:
+                self._settings[device] = settings_for(device)
+            except Exception as error:  # noqa: BLE001 (no worker could take them on, so this process compiles)
+                logger.warning("Resolute: no worker processes compile: %s", first_line(error))
+                self._settings[device], self.has_no_workers = {}, True
+        return self._settings[device]
+
+    def give_up(self, call: RegionCall, error: Exception) -> None:
+        """No code can be made: the region runs eagerly from now on."""
+        with self.table.lock:
+            reason = call.fails(f"{call.region.label}: {first_line(error)}")
+        logger.warning("Resolute: %s; it runs eagerly", reason.detail)
+        logger.debug("Resolute: why", exc_info=error)
+
+
+def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCall:
+    """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
+    site = replace(call.site, module=skeleton_of(call.site.module, policy), others=None)
+    kept = replace(call, site=site, weights=(), tensors=placeholder_inputs(call.tensors))
+    return replace(kept, progress=SilentProgress(), announce=_nothing)

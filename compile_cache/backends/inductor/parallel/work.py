@@ -1,0 +1,215 @@
+"""The work on the queue: trace and hand out, compile here, take what came, and try again what failed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from ....errors import first_line
+from ....torch_facts.out_of_memory import is_out_of_memory
+from .described_gpu import why_not
+from .failures import HungError, KilledError, NeedsGpuError, NotCompiledError, OtherEnvironmentError
+from .inline import compile_here, traced
+from .job import job_of
+from .process import Compiled
+from .task import AT_SIZES, CompileTask
+from .task_list import TaskList
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0  # between two looks for code that another process compiles
+_MEMORY_SECONDS = 60.0  # until a compile that found no memory is tried again
+
+
+def _nothing() -> None: ...
+
+
+class CompileWork:
+    """The work on one queue, a piece at a time, by whatever thread asks for the next one."""
+
+    def __init__(self, tasks: TaskList) -> None:
+        self._tasks, self._driving = tasks, threading.RLock()
+        self._only_here: set[str] = set()  # keys of regions that no worker can compile
+        self._differed = False  # the latest worker that answered had another environment
+
+    def do_one(self, here: bool, alone: bool = False, between: Callable[[], None] = _nothing) -> bool:
+        """Take code that came, or hand out or compile a region. Returns False if there was nothing to do.
+
+        here: this process may compile what no worker can. alone: it compiles all that no worker has. between: called
+        between two small parts of the work.
+        """
+        with self._driving:
+            try:
+                return self._do_next(here or alone, alone, between)
+            except Exception as error:  # noqa: BLE001 (no fault of ours costs a prompt, or ends the thread)
+                self._stop(error)
+                return False
+            finally:
+                with self._tasks.lock:
+                    self._tasks.at_work = None
+                    devices = {task.device for task in self._tasks.tasks}
+                    if self._tasks.lease.device not in devices:
+                        self._tasks.lease.let_go()  # for what is left of another device
+
+    def _do_next(self, here: bool, alone: bool, between: Callable[[], None]) -> bool:
+        with self._tasks.lock:
+            ended = next((key for key, (result, _) in self._tasks.jobs.items() if result.done()), "")
+            job = self._tasks.jobs.pop(ended, None)
+            task = None if job else self._next_task(here, alone)
+            self._tasks.at_work = ended or (task.key if task else None)
+            if task:
+                del self._tasks.waiting[task.key]
+                task.found_no_memory = False
+        if job:
+            self._tasks.eta.ended(ended, self._tasks.clock())
+            self._take(job[1], job[0])
+            return True
+        if task is None:
+            return False
+        try:
+            if not self._locks(task):
+                return True
+            if alone or self._is_here(task):
+                self._compile(task, between)
+            else:
+                self._hand_out(task, between)
+        except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+            self._failed(task, error)
+        return True
+
+    def _next_task(self, here: bool, alone: bool) -> CompileTask | None:
+        def can_be_done(task: CompileTask) -> bool:
+            if alone:
+                return True
+            return here if self._is_here(task) else self._tasks.lease.may_serve(task.device)
+
+        now = self._tasks.clock()
+        ready = [task for task in self._tasks.waiting.values() if task.look_at <= now and can_be_done(task)]
+        return min(ready, key=lambda task: task.order, default=None)
+
+    def _is_here(self, task: CompileTask) -> bool:
+        """Only this process can compile it."""
+        if self._tasks.has_no_workers or task.key in self._only_here or why_not(task.device):
+            return True
+        return self._tasks.lease.count == 0
+
+    def _locks(self, task: CompileTask) -> bool:
+        """Keep other processes from compiling the region. Where one does or did, look for its code, now and later."""
+        store = task.call.store
+        if store is None or task.lock is not None:
+            return True
+        task.lock = store.build_lock(task.key)
+        with self._tasks.table.lock:
+            has_come = task.call.region.load(store) > 0
+        if has_come:
+            task.unlock()
+        elif task.lock is None:
+            task.look_at = self._tasks.clock() + _LOOK_SECONDS
+            self._wait_again(task)
+        return task.lock is not None
+
+    def _hand_out(self, task: CompileTask, between: Callable[[], None]) -> None:
+        started = self._tasks.clock()
+        self._tasks.lease.hold(task.device, self._tasks.left)  # they start meanwhile
+        trace = traced(task, between)
+        try:
+            job = job_of(task.key, task.call.region.label, trace, task.settings)
+        except Exception as error:  # torch's pickler raises any class
+            raise NeedsGpuError(f"its trace cannot be sent to another process: {first_line(error)}") from error
+        with self._tasks.lock:
+            self._tasks.jobs[task.key] = self._tasks.lease.submit(job), task
+        self._tasks.eta.submitted(
+            task.key, task.call.region.label, self._tasks.lease.count, self._tasks.clock(), started
+        )
+        task.call.stats.event("trace", task.call.region.label, self._tasks.clock() - started)
+
+    def _compile(self, task: CompileTask, between: Callable[[], None]) -> None:
+        started = self._tasks.clock()
+        compile_here(task, between, self._tasks.table.lock)
+        self._came(task, self._tasks.clock() - started)
+
+    def _take(self, task: CompileTask, result: Compiled) -> None:
+        """Add what a worker made of a region, or have it tried another way."""
+        call = task.call
+        try:
+            artifact, seconds = result.result()
+            self._tasks.eta.took(call.region.label, seconds)
+            if artifact.key != task.key:
+                raise NotCompiledError("the process that compiles answered with another region")
+            with self._tasks.table.lock:
+                call.region.add_made(artifact, call.store)
+        except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+            self._failed(task, error)
+            return
+        self._differed = False
+        self._came(task, seconds)
+
+    def _came(self, task: CompileTask, seconds: float) -> None:
+        task.unlock()
+        call = task.call
+        self._tasks.next_strategies[task.attempt_key] = max(task.strategy + 1, AT_SIZES)
+        call.stats.event("compile", f"{call.region.label} ({call.site.name})", seconds)
+        logger.info("Resolute: %s is compiled; %d regions are left", call.region.label, self._tasks.left - 1)
+
+    # --- what failed -----------------------------------------------------------------------------------------------
+
+    def _failed(self, task: CompileTask, error: Exception) -> None:
+        """The one table of retries."""
+        is_killed = isinstance(error, KilledError)
+        is_fault = is_killed and task.was_killed  # of the code: the system killed it once at most
+        task.was_killed = task.was_killed or is_killed
+        # By the system, for their memory.
+        ended = isinstance(error, NotCompiledError) and not self._tasks.lease.are_running
+        if isinstance(error, HungError):
+            self._tasks.give_up(task.call, error)
+            task.unlock()
+        elif isinstance(error, OtherEnvironmentError):  # no fault of the region
+            self._renew_workers(task, error)
+        elif isinstance(error, NeedsGpuError):
+            logger.info("Resolute: %s is compiled by this process: %s", task.call.region.label, first_line(error))
+            self._only_here.add(task.key)
+            self._wait_again(task)
+        elif isinstance(error, OSError):  # no process can be started
+            self._stop(error)
+            self._wait_again(task)
+        elif not is_fault and (is_killed or ended or is_out_of_memory(error)):
+            if not is_killed or ended:
+                self._tasks.lease.pause()
+            if is_out_of_memory(error):
+                task.look_at, task.found_no_memory = self._tasks.clock() + _MEMORY_SECONDS, True
+            self._wait_again(task)
+        elif task.takes_next_strategy():
+            self._wait_again(task)
+        else:
+            self._tasks.give_up(task.call, error)
+            task.unlock()
+
+    def _wait_again(self, *tasks: CompileTask) -> None:
+        with self._tasks.lock:
+            for task in tasks:
+                self._tasks.waiting[task.key] = task
+
+    def _renew_workers(self, task: CompileTask, error: OtherEnvironmentError) -> None:
+        """Start workers anew, for all that these have. If new ones differ too, this process compiles."""
+        logger.info("Resolute: workers are started anew: %s", first_line(error))
+        self._wait_again(task)
+        self._tasks.lease.let_go(at_once=True)
+        with self._tasks.lock:
+            again = [key for key, (each, _) in self._tasks.jobs.items() if not each.done() or each.exception()]
+            self._wait_again(*[self._tasks.jobs.pop(key)[1] for key in again])
+        for key in again:
+            self._tasks.eta.ended(key, self._tasks.clock())
+        if self._differed:
+            self._stop(error)
+        self._differed = True
+
+    def _stop(self, error: Exception) -> None:
+        """From now on this process compiles, while no prompt runs."""
+        logger.warning("Resolute: no worker processes compile: %s", first_line(error))
+        logger.debug("Resolute: why", exc_info=error)
+        self._tasks.has_no_workers = True
+        self._tasks.lease.let_go()
+        with self._tasks.lock:
+            self._wait_again(*[task for _, task in self._tasks.jobs.values()])
+            self._tasks.jobs.clear()

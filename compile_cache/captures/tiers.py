@@ -1,0 +1,74 @@
+"""The tiers of captures, as in the JIT of a language: originals are captured at once, compiled code after them.
+
+The first tier replays the application's own code where regions have none yet. When all code of such a call is there
+and was compared, its capture goes, and the next call is captured anew. That happens where a sampling run begins, never
+between two of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..backends.base import Call, Code, Program
+from ..keys import COMPILED_NOW, CaptureKey, Tier
+from .captures import Captures, capture_key
+
+
+class Tiers:
+    """Chooses the tier of each call. GraphCache's lock guards it."""
+
+    def __init__(self, captures: Captures, is_left_alone: Callable[[CaptureKey], bool]) -> None:
+        """is_left_alone: compiled code of the call was measured to be slower, so its originals stay captured."""
+        self._captures, self._is_left_alone = captures, is_left_alone
+        self._to_compare: set[CaptureKey] = set()  # captures whose call compares code, once in this sampling run
+        self._swapped: set[CaptureKey] = set()  # those of the second tier that replace one of the first
+
+    def begin_run(self, program: Program) -> None:
+        """A sampling run begins: let captures go whose code is all there now."""
+        self._to_compare = {key for key in self._to_compare if key.owner != program.owner}
+        for key in self._captures.of_first_tier(program.owner):
+            if self._is_left_alone(key):
+                continue
+            code = program.code_of(key.graph)
+            if code is Code.READY:
+                self._captures.discard(key)
+                self._swapped.add(_of(key, Tier.COMPILED))
+            elif code is Code.CAME:
+                self._to_compare.add(key)
+
+    def key_of(self, program: Program, call: Call) -> CaptureKey:
+        """A warm-up, and any other call that waits for its code, is never answered by the first tier, unless its
+        originals are faster.
+        """
+        compiled = capture_key(program, call)
+        original = _of(compiled, Tier.ORIGINAL)
+        if call.is_left_alone:
+            return original
+        if call.is_behind and (program.code_of(call.key) is not Code.READY or original in self._captures):
+            return original
+        return compiled
+
+    @staticmethod
+    def key_that_ran(program: Program, call: Call, key: CaptureKey) -> CaptureKey:
+        """The key of the call that `program.run` has just answered: what lacked code shows only then."""
+        return _of(key, Tier.ORIGINAL if program.ran_originals or call.is_left_alone else Tier.COMPILED)
+
+    def compares(self, key: CaptureKey) -> bool:
+        """In place of its replay the call runs once, to compare code that came."""
+        return key in self._to_compare
+
+    def compared(self, key: CaptureKey) -> None:
+        self._to_compare.discard(key)
+
+    def why(self, key: CaptureKey) -> str:
+        """Why a call is captured now, if its tier says so; once."""
+        if key not in self._swapped:
+            return ""
+        self._swapped.discard(key)
+        return COMPILED_NOW
+
+
+def _of(key: CaptureKey, tier: Tier) -> CaptureKey:
+    if key.tier is tier:
+        return key
+    return CaptureKey(key.graph, key.device, key.owner, key.epoch, key.torch_flags, tier)
