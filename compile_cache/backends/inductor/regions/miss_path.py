@@ -111,8 +111,7 @@ class MissPath:
         leaves = self._missing is not Missing.COMPILE
         lack = Lack(region, shapes, static_sizes(site.dims, shapes))
         if leaves and (self._queue.awaits(region) or (region.unverified and self._to_compare <= 0)):
-            self.lacks[key] = lack
-            return None
+            return self._lacking(key, lack, site, inputs)
         call = self._call(region, site, weights, inputs)
         try:
             found = self._found(call) if leaves else self._compiled(call)
@@ -120,11 +119,15 @@ class MissPath:
             found = why_failed(call, error)
         if isinstance(found, BypassReason) and shapes not in region.by_shapes:
             self._failed[key] = found
-        if found is None or key in self.kept:
-            self.lacks[key] = lack
-            self._foresee(site, inputs[0])
-            return None
-        return found
+        return self._lacking(key, lack, site, inputs) if found is None or key in self.kept else found
+
+    def _lacking(
+        self, key: tuple[str, Shapes], lack: Lack, site: RegionSite, inputs: Sequence[torch.Tensor]
+    ) -> CompiledRegion | BypassReason | None:
+        """The call runs the original. What else the block runs is left too."""
+        self.lacks[key] = lack
+        self._foresee(site, inputs[0])
+        return None
 
     def _found(self, call: RegionCall) -> CompiledRegion | BypassReason | None:
         """What there is for the call. What it lacks is left to the queue."""
