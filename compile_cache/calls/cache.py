@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -71,20 +71,17 @@ class GraphCache(CacheMemory):
         timed = capture_key(program, call) if call.is_timed else None
         waits = program.code_of(call.key) is not Code.READY
         with self._lock, self.whole_calls.timed(timed, call.is_compared, waits, call.is_streamed):
-            if not call.begins_run:
-                return self._answer(program, call, recheck)
-            self._tiers.begin_run(program)
-            with self.stats.host.claimed():  # the look at all modules keeps the host busy
-                return self._answer(program, call, recheck)
-
-    def _answer(self, program: Program, call: Call, recheck: Callable[[], Call] | None) -> Any:
-        begun = self._begin(program, call)
-        if recheck is not None and (call_now := recheck()) is not call:
-            self.whole_calls.replays_nothing()
-            begun = self._begin(program, call_now)
-        result = self._finish(program, begun)
-        self._captures.keep_to_budget()
-        return result
+            if call.begins_run:
+                self._tiers.begin_run(program)
+            # The look at all modules, where a run begins, keeps the host busy.
+            with self.stats.host.claimed() if call.begins_run else nullcontext():
+                begun = self._begin(program, call)
+                if recheck is not None and (call_now := recheck()) is not call:
+                    self.whole_calls.replays_nothing()
+                    begun = self._begin(program, call_now)
+            result = self._finish(program, begun)
+            self._captures.keep_to_budget()
+            return result
 
     def _begin(self, program: Program, call: Call) -> _Begun:
         """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted."""
