@@ -68,7 +68,7 @@ const DEFINITIONS = [
     type: "number",
     defaultValue: -1,
     attrs: { min: -1, max: 61, step: 1 },
-    tooltip: `Automatic takes all processors but two. 0 compiles one block after the other. ${AFTER_A_RESTART}`,
+    tooltip: `Automatic takes all processors but two. 0: ComfyUI's own process compiles, while no prompt runs. ${AFTER_A_RESTART}`,
   },
   {
     id: "Resolute.Remember",
