@@ -83,21 +83,26 @@ class HostLoad:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Work goes on meanwhile, with `rest` between its parts."""
-        self._unclaimed.wait()
-        self._paused.clear()
-        self._since, self._owed = self._clock(), 0.0
+        self._begin()
         try:
             yield
         finally:
             self._paused.set()
 
+    def _begin(self) -> None:
+        """Go on as soon as no call claims the host. A call that claims it at this moment sees that work goes on."""
+        while True:
+            self._paused.clear()
+            if self._unclaimed.is_set():
+                break
+            self._paused.set()
+            self._unclaimed.wait()
+        self._since, self._owed = self._clock(), 0.0
+
     def rest(self) -> None:
         """Pause while a call claims the host, and so often that the work keeps its share of the time."""
         if not self._unclaimed.is_set():
-            self._paused.set()
-            self._unclaimed.wait()
-            self._paused.clear()
-            self._since, self._owed = self._clock(), 0.0
+            self._begin()
             return
         now, spare = self._clock(), self.spare
         self._owed += (now - self._since) * (1.0 / spare - 1.0)

@@ -218,7 +218,7 @@ def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -
 
 
 def stand_in_for(module: torch.nn.Module, device: str) -> Program:
-    """What runs a module while its backend is imported: its originals, as captures where the device can."""
+    """Make a program that runs a module's originals while its backend is imported, as captures where the device can."""
     can_capture = _ORIGINALS.probe(device).available
     capabilities = Capabilities(available=True, compiles=True, captures=can_capture)
     kind, owner = CudaGraphProgram if can_capture else EagerProgram, record_of(module).owner

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -221,37 +220,18 @@ def test_half_written_files_of_a_killed_process_are_ignored_and_removed(store: A
     assert len(store.load(KEY)) == 1
 
 
-def test_only_one_thread_holds_the_build_lock(store: ArtifactStore, tmp_path: Path) -> None:
-    inside: list[int] = []
-    counts: list[int] = []
-
-    def build(number: int) -> None:
-        with store_in(tmp_path / "store").build_lock(KEY, lambda: None):
-            inside.append(number)
-            counts.append(len(inside))
-            time.sleep(0.05)
-            inside.remove(number)
-
-    threads = [threading.Thread(target=build, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counts == [1, 1, 1, 1]
-
-
-def test_waiting_can_be_cancelled_and_the_lock_stays_with_its_holder(store: ArtifactStore, tmp_path: Path) -> None:
-    class Cancelled(BaseException):
-        pass
-
-    def cancel() -> None:
-        raise Cancelled
-
-    with store.build_lock(KEY, lambda: None):
-        with pytest.raises(Cancelled), store_in(tmp_path / "store").build_lock(KEY, cancel):
-            raise AssertionError("it did not wait")
-        with pytest.raises(Cancelled), store_in(tmp_path / "store").build_lock(KEY, cancel):
-            raise AssertionError("it did not wait")
+def test_only_one_holds_the_build_lock_and_nobody_waits(store: ArtifactStore, tmp_path: Path) -> None:
+    other = store_in(tmp_path / "store")
+    lock = store.build_lock(KEY)
+    assert lock is not None
+    assert other.build_lock(KEY) is None
+    of_another = other.build_lock("f" * 64)
+    assert of_another is not None
+    of_another.release()
+    lock.release()
+    again = other.build_lock(KEY)
+    assert again is not None
+    again.release()
 
 
 def test_a_killed_process_releases_the_build_lock(store: ArtifactStore, tmp_path: Path) -> None:
@@ -259,14 +239,16 @@ def test_a_killed_process_releases_the_build_lock(store: ArtifactStore, tmp_path
 import sys, time
 from pathlib import Path
 from tests.unit.store.test_artifact_store import KEY, store_in
-with store_in(Path({str(tmp_path / "store")!r})).build_lock(KEY, lambda: None):
+if lock := store_in(Path({str(tmp_path / "store")!r})).build_lock(KEY):
     print("holds", flush=True)
     time.sleep(600)
 """
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)
     assert holder.stdout is not None
     assert holder.stdout.readline().strip() == b"holds"
+    assert store.build_lock(KEY) is None
     holder.kill()
     holder.wait()
-    with store.build_lock(KEY, lambda: pytest.fail("it waits for a dead process")):
-        pass
+    lock = store.build_lock(KEY)
+    assert lock is not None
+    lock.release()

@@ -1,4 +1,4 @@
-"""What a traced graph must not do, and which of its weights it uses."""
+"""Checks of a traced graph, and the weights that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call does at a region that has no code for its sizes, and what it lacked."""
+"""The miss path: how a call deals with a region that has no code for its sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_COMPARED, MOST_AT_ONCE = 4, 10
 
 
 class Missing(Enum):
-    """What a call does at a region without code."""
+    """How a call deals with a region without code."""
 
     LEAVE = "leave"  # leave it to be compiled, and run the original; compare a few of those whose code came
     LEAVE_ALL = "leave all"  # the same, and compare all; the call is made again when all is compiled
@@ -130,7 +130,7 @@ class MissPath:
         return None
 
     def _found(self, call: RegionCall) -> CompiledRegion | BypassReason | None:
-        """What there is for the call. What it lacks is left to the queue."""
+        """Look up code for the call. What it lacks is left to the queue."""
         compared = self._stats.counters.verifications
         found = self._table.resolve(call)
         self._to_compare -= self._stats.counters.verifications - compared
@@ -153,7 +153,7 @@ class MissPath:
         return found
 
     def _repeated(self, region: Region, key: tuple[str, Shapes]) -> CompiledRegion | BypassReason | None:
-        """What the call before ran. Raises CaptureError where it did not come to the region."""
+        """Return what the call before ran. Raises CaptureError where it did not come to the region."""
         if key in self.lacks:
             return None
         found = region.by_shapes.get(key[1])
