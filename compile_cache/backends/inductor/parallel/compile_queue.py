@@ -21,13 +21,10 @@ from ..regions.region import DeferredCompiler
 from ..regions.table import RegionTable
 from .described_gpu import why_not
 from .pool import WorkerPool
-from .task_list import TaskList
+from .task_list import TaskList, nothing
 from .work import CompileWork
 
 _POLL_SECONDS = 0.1  # between two looks for a cancel
-
-
-def _nothing() -> None: ...
 
 
 class CompileQueue(TaskList, DeferredCompiler):
@@ -41,7 +38,7 @@ class CompileQueue(TaskList, DeferredCompiler):
         """How many may compile for a device."""
         return 0 if self.has_no_workers or why_not(device) else self.lease.plan(self._config.workers)
 
-    def finish(self, keys: Iterable[str], progress: Progress, announce: Callable[[], None] = _nothing) -> None:
+    def finish(self, keys: Iterable[str], progress: Progress, announce: Callable[[], None] = nothing) -> None:
         """Wait until the regions with these keys are compiled, and work on that. Raises what cancels; what is left is
         compiled in the background then.
 

@@ -33,7 +33,7 @@ from .worker_lease import WorkerLease
 logger = logging.getLogger(__name__)
 
 
-def _nothing() -> None: ...
+def nothing() -> None: ...
 
 
 class TaskList:
@@ -53,7 +53,7 @@ class TaskList:
         self.next_strategies: dict[tuple[str, Shapes], int] = {}
         self.has_no_workers = False
         self.stats, self.eta = Stats(), CompileEta()
-        self.on_left: Callable[[], None] = _nothing
+        self.on_left: Callable[[], None] = nothing
         self._config, self._is_decoder = CacheConfig(), False
         self._settings: dict[torch.device, dict[str, Any]] = {}  # of the current call: to read them takes milliseconds
 
@@ -148,4 +148,4 @@ def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCal
     """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
     site = replace(call.site, module=skeleton_of(call.site.module, policy), others=None)
     kept = replace(call, site=site, weights=(), tensors=placeholder_inputs(call.tensors))
-    return replace(kept, progress=SilentProgress(), announce=_nothing)
+    return replace(kept, progress=SilentProgress(), announce=nothing)

@@ -14,15 +14,12 @@ from .inline import compile_here, traced
 from .job import job_of
 from .process import Compiled
 from .task import AT_SIZES, CompileTask
-from .task_list import TaskList
+from .task_list import TaskList, nothing
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0  # between two looks for code that another process compiles
 _MEMORY_SECONDS = 60.0  # until a compile that found no memory is tried again
-
-
-def _nothing() -> None: ...
 
 
 class CompileWork:
@@ -33,7 +30,7 @@ class CompileWork:
         self._only_here: set[str] = set()  # keys of regions that no worker can compile
         self._differed = False  # the latest worker that answered had another environment
 
-    def do_one(self, here: bool, alone: bool = False, between: Callable[[], None] = _nothing) -> bool:
+    def do_one(self, here: bool, alone: bool = False, between: Callable[[], None] = nothing) -> bool:
         """Take code that came, or hand out or compile a region. Returns False if there was nothing to do.
 
         here: this process may compile what no worker can. alone: it compiles all that no worker has. between: called
