@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 _HOST_BOUND = 1 / 3  # of the time beside calls that keep the host busy and cannot be captured
 _REPLAYS = 0.8  # beside replays: what samples between them takes the rest
-_BETWEEN = 0.4  # of the time while a prompt does something else, such as loading a model or writing a picture
+_BETWEEN = 0.2  # of the time while a prompt does something else, such as loading a model or writing a picture
 _RECENT = 0.3  # seconds without a call, after which a prompt does something else
 _PATIENCE = 0.2  # seconds that a call waits for the work to pause; what cannot pause goes on beside it
 _LEAST_SLEEP, _MOST_SLEEP = 0.002, 0.05

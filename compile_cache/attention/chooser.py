@@ -149,8 +149,8 @@ class Chooser:
                 self._tuner.set(*place, choice)
                 logger.debug("Resolute: %s: %s", text, choice)
             run = self._ready[place] = kernels.get(choice.chosen, torchs_choice)
-            if choice.chosen == CUDNN:
-                self._compile_for_other_sizes(given)
+            if choice.chosen == CUDNN and given.mask is None:
+                self.compile_ahead(*given[:3])
             try:
                 return run(given)
             except Exception as error:
@@ -158,12 +158,17 @@ class Chooser:
                     raise
                 return self._without(place, error, given)
 
-    def _compile_for_other_sizes(self, given: Given) -> None:
-        """Have a thread compile what cuDNN may need for other sizes, or their first prompt would wait for that."""
-        kind = (given.q.device, given.q.dtype, given.q.shape[3])
-        if given.mask is None and kind not in self._kinds:
+    def compile_ahead(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Have a thread load cuDNN, and compile what it needs for all sizes, or a prompt would wait for that. Once for
+        each device, dtype and width.
+
+        q, k, v: such as a call will have, also those of a trace.
+        """
+        layouts = [(each.shape[3], each.stride()[1:]) for each in (q, k, v)]
+        kind = (q.device, q.dtype, q.shape[3])
+        is_known = all(isinstance(size, int) for width, strides in layouts for size in (width, *strides))
+        if is_known and kind not in self._kinds and CUDNN in self._kernels(q.device):
             self._kinds.add(kind)
-            layouts = [(each.shape[3], each.stride()) for each in given[:3]]
             work = functools.partial(_compile_cudnn, *kind[:2], layouts)
             threading.Thread(target=work, name="resolute-cudnn", daemon=True).start()
 

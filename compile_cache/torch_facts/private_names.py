@@ -113,6 +113,8 @@ _TABLE = (
     # Dynamo is imported for its locks and counters. Nothing is traced by it.
     _Name("dynamo", "torch._dynamo", Loss.COMPILING, ""),
     _Name("make_fx", "torch.fx.experimental.proxy_tensor", Loss.COMPILING),
+    _Name("PythonKeyTracer", "torch.fx.experimental.proxy_tensor", Loss.SPEED,
+          members=("trace", "create_args_for_root", "create_arg", "create_node")),
     _Name("symbolic_shape_config", "torch.fx.experimental._config", Loss.COMPILING, "", ("backed_size_oblivious",)),
     _Name("ShapeEnv", "torch.fx.experimental.symbolic_shapes", Loss.COMPILING,
           members=("create_symbol", "create_symintnode", "constrain_symbol_range")),
@@ -163,7 +165,7 @@ _TABLE = (
     _Name("CachingAutotuner", "torch._inductor.runtime.triton_heuristics", Loss.ADDRESSES, members=("run",)),
     _Name("CudaLauncher", "triton.backends.nvidia.driver", Loss.ADDRESSES, members=("__call__",)),
     _Name("InductorChoices", "torch._inductor.choices", Loss.SPEED, members=("should_use_persistent_reduction",)),
-    _Name("fake_results", "torch._subclasses.fake_impls", Loss.SPEED, "op_implementations_dict"),
+    _Name("fast_fake_results", "torch._subclasses.fake_impls", Loss.SPEED, "get_fast_op_impls"),
     _Name("addmm_activation", "torch", Loss.SPEED, "_addmm_activation"),
     _Name("inductor_graphs", "torch._inductor.virtualized", Loss.SPEED, "V", ("set_choices_handler",)),
     _Name("conv_formats", "torch._C", Loss.SPEED, "", ("_conv_determine_backend_memory_format",)),

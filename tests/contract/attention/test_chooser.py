@@ -20,6 +20,8 @@ from compile_cache.attention import kernels
 from compile_cache.attention.chooser import Chooser
 from compile_cache.attention.kernels import Given, bias
 from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.compile import operators
+from compile_cache.backends.inductor.compile.tracing import trace
 from compile_cache.backends.inductor.parallel import process
 
 from ...programs import run_python
@@ -365,6 +367,26 @@ def test_where_cudnn_is_chosen_a_thread_compiles_its_other_kernels_once(
     assert caplog.text.count("no cuDNN for this width") == 2
 
 
+def test_a_trace_of_attention_has_a_thread_load_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(attention, "compile_cudnn", lambda device, dtype, layouts: found.append(layouts))
+    monkeypatch.setattr(attention, "chooser", chooser(Timed({}), flash=flash, cudnn=math))
+
+    def block(module: Any, x: torch.Tensor) -> torch.Tensor:
+        q = x.unflatten(-1, (2, 8)).transpose(1, 2)
+        result: torch.Tensor = attention.operator()(q, q, q)
+        return result
+
+    for _ in range(2):
+        with torch.no_grad():
+            traced = trace(block, nn.Module(), [torch.zeros(2, 9, 16)], (("b", "n", None),), {"b": 17, "n": 9})
+        operators.prepare(traced.graph.graph)
+    for each in threading.enumerate():
+        if each.name == "resolute-cudnn":
+            each.join(60)
+    assert found == [[(8, (8, 16, 1))] * 3]
+
+
 def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:
     def untried(given: Given) -> torch.Tensor:
         raise AssertionError("cuDNN prepares a shape for 60 ms")
@@ -453,6 +475,8 @@ import sys
 from pathlib import Path
 import torch
 from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.compile import operators
+from compile_cache.backends.inductor.compile.tracing import trace
 from tests.contract.attention.net import Net, net_inputs
 from tests.contract.rig import TOLERANCE, Rig, relative_error, seeded
 rig = Rig(InductorBackend(), store_folder=Path(sys.argv[1]), source="one", workers=0)

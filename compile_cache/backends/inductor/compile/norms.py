@@ -12,25 +12,26 @@ from typing import Any
 import torch
 
 from ....regions.slots import swapped
-from ....torch_facts.private_names import fake_results
+from ....torch_facts.private_names import fast_fake_results
 
 _GROUP, _LAYER = torch.ops.aten.native_group_norm.default, torch.ops.aten.native_layer_norm.default
 
 
 def by_shape() -> AbstractContextManager[None]:
     """Inside, fake tensors get these results by their shapes alone. Nothing changes where torch keeps no table."""
-    if fake_results is None:
+    if fast_fake_results is None:
         return nullcontext()
-    return swapped([(fake_results, _GROUP, _group_norm), (fake_results, _LAYER, _layer_norm)])
+    table = fast_fake_results()  # what torch asks before it decomposes
+    return swapped([(table, _GROUP, _group_norm), (table, _LAYER, _layer_norm)])
 
 
-def _group_norm(mode: Any, operator: Any, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+def _group_norm(mode: Any, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
     _, _, batch, _, _, groups, _ = rest
     with mode:
         return torch.empty_like(x), x.new_empty((batch, groups)), x.new_empty((batch, groups))
 
 
-def _layer_norm(mode: Any, operator: Any, x: torch.Tensor, shape: list[int], *rest: Any) -> tuple[torch.Tensor, ...]:
+def _layer_norm(mode: Any, x: torch.Tensor, shape: list[int], *rest: Any) -> tuple[torch.Tensor, ...]:
     outer = x.shape[: x.ndim - len(shape)]
     dtype = torch.float32 if x.is_cuda else x.dtype
     with mode:

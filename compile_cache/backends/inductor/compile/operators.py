@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ....attention import chooser, chosen
 from ....regions import own_memory
 from . import casts, gelu, kitchen
@@ -15,3 +17,11 @@ def register() -> None:
     kitchen.operators()
     casts.operator()
     gelu.operator()
+
+
+def prepare(graph: torch.fx.Graph) -> None:
+    """Have a thread make ready what the first use of a trace's operators would wait for."""
+    for node in graph.find_nodes(op="call_function", target=chooser.operator()):
+        q, k, v, mask = (*node.args, None)[:4]
+        if mask is None and node.kwargs.get("mask") is None:
+            chooser.chooser.compile_ahead(*(each.meta["val"] for each in (q, k, v)))

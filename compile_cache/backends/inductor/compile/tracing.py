@@ -26,11 +26,10 @@ from ....torch_facts.private_names import (
     DimDynamic,
     FakeTensorMode,
     ShapeEnv,
-    make_fx,
     pytree,
     symbolic_shape_config,
 )
-from . import casts, checks, gelu, kitchen, nearest, norms, padding, quantizers
+from . import casts, checks, gelu, kitchen, nearest, norms, one_thread, padding, quantizers
 
 # The names that make an input a feature map, see `region_format`. One of another size has "h of carried", for example.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -177,7 +176,7 @@ def trace(
         padding.always(),
         norms.by_shape(),
     ):
-        traced = make_fx(flat, tracing_mode="symbolic")(*fakes)
+        traced = one_thread.graph_of(flat, fakes)
     checks.refuse_writes_to_inputs(traced.graph)
     if not attends:
         checks.refuse_attention(traced.graph)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from ....errors import first_line
 from ....torch_facts.out_of_memory import is_out_of_memory
+from ..compile import operators
+from ..compile.artifacts import unpack
 from .described_gpu import why_not
 from .failures import HungError, KilledError, NeedsGpuError, NotCompiledError, OtherEnvironmentError
 from .inline import compile_here, traced
@@ -110,6 +112,7 @@ class CompileWork:
         started = self._tasks.clock()
         self._tasks.lease.hold(task.device, self._tasks.left)  # they start meanwhile
         trace = traced(task, between)
+        operators.prepare(trace.graph.graph)
         try:
             job = job_of(task.key, task.call.region.label, trace, task.settings)
         except Exception as error:  # torch's pickler raises any class
@@ -134,8 +137,9 @@ class CompileWork:
             self._tasks.eta.took(call.region.label, seconds)
             if artifact.key != task.key:
                 raise NotCompiledError("the process that compiles answered with another region")
+            compiled = unpack(artifact)  # without the lock: a call would wait for it
             with self._tasks.table.lock:
-                call.region.add_made(artifact, call.store)
+                call.region.add_made(artifact, compiled, call.store)
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
             self._failed(task, error)
             return

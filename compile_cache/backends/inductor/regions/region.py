@@ -106,11 +106,11 @@ class Region:
         self.compiled.append(compiled)
         self.unverified[compiled] = _Unverified(artifact)
 
-    def add_made(self, artifact: Artifact, store: ArtifactStore | None) -> None:
+    def add_made(self, artifact: Artifact, compiled: CompiledRegion, store: ArtifactStore | None) -> None:
         """Add what a worker made. It is stored at once, marked, since this process may end before a call compares it.
-        Raises what `unpack` raises.
+        compiled: what `unpack` makes of it.
         """
-        compiled, marked = unpack(artifact), replace(artifact, about={**artifact.about, _UNVERIFIED: True})
+        marked = replace(artifact, about={**artifact.about, _UNVERIFIED: True})
         if store is not None:
             self.keep(store, lambda: marked)
         self._add_unverified(compiled, artifact, marked.name if marked.name in self.stored else "")

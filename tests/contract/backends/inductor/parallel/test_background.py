@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.compile import artifacts, private_cache
 from compile_cache.backends.inductor.parallel import background, process
-from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.host_load import HostLoad
 
@@ -198,16 +198,16 @@ def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pyt
         Rig(InductorBackend(), **config, workers=0).bind(seeded(Model))(*inputs())
     one = Behind(**config)
     one.workers.at_once = True
-    lock, alone = one.backend.table.lock, []  # type: ignore[attr-defined]
-    real = region.unpack
+    alone: list[bool] = []
+    real = artifacts.remove_other_source  # in the middle of a load
 
-    def unpack(artifact: Any) -> Any:
-        other = threading.Thread(target=lambda: alone.append(not lock.acquire(blocking=False)))
+    def looking(graph: Any) -> None:
+        other = threading.Thread(target=lambda: alone.append(not private_cache.one_at_a_time.acquire(blocking=False)))
         other.start()
         other.join()
-        return real(artifact)
+        real(graph)
 
-    monkeypatch.setattr(region, "unpack", unpack)
+    monkeypatch.setattr(artifacts, "remove_other_source", looking)
     one.bind(seeded(Model))(*inputs())
     assert alone == [True, True]
 
