@@ -178,6 +178,10 @@ class Program(ABC):
         """Of the regions that the latest run of a call with this key came to."""
         return Code.READY
 
+    def has_run(self, key: GraphKey) -> bool:
+        """This program ran a call with the key, and so knows what it lacks; not if another one stood in for it."""
+        return True
+
     @property
     def regions(self) -> tuple[int, int]:
         """(compiled, total) distinct regions of this module."""

@@ -223,13 +223,15 @@ class GraphCache(CacheMemory):
         # A decode takes much memory, and a run that leaves regions to be compiled does not show what the host takes for
         # it: the next one does.
         is_first = ran_originals and difference is not None and key.graph.role in VAE_ROLES
-        if not is_first and (ran == key or not (self._attempts.gains_nothing(ran) or self._attempts.reason(ran))):
+        may_capture = ran == key or not (self._attempts.gains_nothing(ran) or self._attempts.reason(ran))
+        if may_capture and not is_first and ran not in self._captures:
             why = difference or call.why_captured or self._tiers.why(ran) or FREED
             with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
                 seconds = self._attempts.capture(program, call, ran, result, why, cost)
         is_captured = ran in self._captures
         self.stats.forward_ran(ran_compiled or is_captured, ran_originals, started)
         if is_captured:
+            self._tiers.captured(call, ran)
             self.after_capture()
             self._captures.pin_for_session(ran)
         return result, seconds

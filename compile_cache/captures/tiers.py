@@ -30,7 +30,7 @@ class Tiers:
             if self._is_left_alone(key):
                 continue
             code = program.code_of(key.graph)
-            if code is Code.READY:
+            if code is Code.READY and program.has_run(key.graph):
                 self._captures.discard(key)
                 self._swapped.add(_of(key, Tier.COMPILED))
             elif code is Code.CAME:
@@ -38,13 +38,16 @@ class Tiers:
 
     def key_of(self, program: Program, call: Call) -> CaptureKey:
         """A warm-up, and any other call that waits for its code, is never answered by the first tier, unless its
-        originals are faster.
+        originals are faster. One whose capture another program made runs once, so that this one knows what it lacks.
         """
         compiled = capture_key(program, call)
         original = _of(compiled, Tier.ORIGINAL)
         if call.is_left_alone:
             return original
-        if call.is_behind and (program.code_of(call.key) is not Code.READY or original in self._captures):
+        is_known = program.has_run(call.key) or not call.begins_run
+        if call.is_behind and (
+            program.code_of(call.key) is not Code.READY or (is_known and original in self._captures)
+        ):
             return original
         return compiled
 
@@ -52,6 +55,11 @@ class Tiers:
     def key_that_ran(program: Program, call: Call, key: CaptureKey) -> CaptureKey:
         """The key of the call that `program.run` has just answered: what lacked code shows only then."""
         return _of(key, Tier.ORIGINAL if program.ran_originals or call.is_left_alone else Tier.COMPILED)
+
+    def captured(self, call: Call, key: CaptureKey) -> None:
+        """The call is captured: where a run begins, the second tier takes the place of the first."""
+        if call.begins_run and key.tier is Tier.COMPILED:
+            self._captures.discard(_of(key, Tier.ORIGINAL))
 
     def compares(self, key: CaptureKey) -> bool:
         """In place of its replay the call runs once, to compare code that came."""

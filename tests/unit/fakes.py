@@ -90,16 +90,20 @@ class FakeProgram(Program):
         self.capture_failure: BaseException | None = None
         self.capture_attempts = 0
         self.code, self.is_mixed, self.comparisons = Code.READY, False, 0
-        self._lacking = set[GraphKey]()
+        self._lacking, self._ran = set[GraphKey](), set[GraphKey]()
 
     def code_of(self, key: GraphKey) -> Code:
         return self.code if key in self._lacking else Code.READY
+
+    def has_run(self, key: GraphKey) -> bool:
+        return key in self._ran
 
     def run(self, call: Call) -> Any:
         if self.run_failures:
             raise self.run_failures.pop(0)
         self.ran_originals = self.code is not Code.READY and not call.is_left_alone
         self.ran_compiled = not call.is_left_alone and (self.is_mixed or not self.ran_originals)
+        self._ran.add(call.key)
         (self._lacking.add if self.ran_originals else self._lacking.discard)(call.key)
         return call.invoke(call.tensors)
 

@@ -58,17 +58,20 @@ class InductorProgram(Program):
 
     def code_of(self, key: GraphKey) -> Code:
         lacks = self._lacking.get(key)
-        if lacks is None:
+        if not lacks:
             return Code.READY
         left = [lack for lack in lacks.values() if not lack.is_settled]
         if not left:
-            del self._lacking[key]
+            self._lacking[key] = {}
             return Code.READY
         # What nobody makes any more has to be left again, which the comparing call does too.
         came = sum(each.has_come or not self._queue.holds(each.region) for each in left)
         if came == len(left):
             return Code.READY if came <= MOST_AT_ONCE and all(each.has_come for each in left) else Code.CAME
         return Code.CAME if came >= MOST_COMPARED else Code.COMING
+
+    def has_run(self, key: GraphKey) -> bool:
+        return key in self._lacking
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -88,10 +91,7 @@ class InductorProgram(Program):
 
     def run(self, call: Call) -> Any:
         result = self._run(call)
-        if self.ran_originals:
-            self._lacking[call.key] = self._regions.misses.lacks
-        else:
-            self._lacking.pop(call.key, None)
+        self._lacking[call.key] = self._regions.misses.lacks if self.ran_originals else {}
         return result
 
     def compare(self, call: Call) -> Any:

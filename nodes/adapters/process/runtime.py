@@ -17,14 +17,13 @@ import comfy.model_management
 import torch
 
 from ....compile_cache.attention.chooser import chooser
-from ....compile_cache.backends.base import Capabilities, Program
+from ....compile_cache.backends.base import Capabilities, Code, Program
 from ....compile_cache.backends.cudagraph import CudaGraphBackend, CudaGraphProgram
-from ....compile_cache.backends.eager import EagerProgram
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.captures.captures import free_bytes
 from ....compile_cache.choices.compile_seconds import CompileSeconds
 from ....compile_cache.config import CacheConfig
-from ....compile_cache.keys import Role, digest
+from ....compile_cache.keys import GraphKey, Role, digest
 from ....compile_cache.regions.structure import structure_digest
 from ..comfyui import dynamic_vram, messages, page_loading
 from ..comfyui.module_attributes import ATTRIBUTES
@@ -36,7 +35,6 @@ from .module_hooks import ModuleHooks
 
 logger = logging.getLogger(__name__)
 
-_ORIGINALS = CudaGraphBackend()
 _lock = threading.Lock()
 _cache: GraphCache | None = None
 _holders: dict[str, Any] = {}  # a MemoryHolder for each device that had captures
@@ -217,14 +215,18 @@ def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -
     return record.programs[key], backend.name
 
 
+class _StandIn(CudaGraphProgram):
+    def __init__(self, owner: int, captures: bool) -> None:
+        super().__init__(owner, Capabilities(available=True, compiles=True, captures=captures))
+        self.ran_originals, self.ran_compiled = True, False
+
+    def code_of(self, key: GraphKey) -> Code:
+        return Code.COMING
+
+
 def stand_in_for(module: torch.nn.Module, device: str) -> Program:
     """Make a program that runs a module's originals while its backend is imported, as captures where the device can."""
-    can_capture = _ORIGINALS.probe(device).available
-    capabilities = Capabilities(available=True, compiles=True, captures=can_capture)
-    kind, owner = CudaGraphProgram if can_capture else EagerProgram, record_of(module).owner
-    program = kind(owner, capabilities)
-    program.ran_originals, program.ran_compiled = True, False
-    return program
+    return _StandIn(record_of(module).owner, CudaGraphBackend().probe(device).available)
 
 
 def fingerprint_of(module: torch.nn.Module) -> str:

@@ -19,6 +19,7 @@ from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
 from ....compile_cache.torch_facts import fake_devices
 from ....compile_cache.torch_facts.private_names import dynamo  # noqa: F401 (two threads that import it at once find half of it)
+from ....compile_cache.torch_facts.private_names import giving_way
 from ..comfyui.compile_nodes import WITH_AUTO
 from ..foreign import model_code
 from ..process import collector, runtime
@@ -73,8 +74,9 @@ def _backend(node: Mapping[str, Any]) -> str | None:
 def _preload() -> None:
     try:
         device, config = comfy.model_management.get_torch_device(), runtime.cache().config
-        model_code.read_ahead()
-        lacks_regions = preload(device)
+        with giving_way():  # to a prompt that was queued at once
+            model_code.read_ahead()
+            lacks_regions = preload(device)
         registry.candidates(registry.AUTO)[0].prewarm(device, config, runtime.cache().stats.host, lacks_regions)
     except UserError as error:  # a setting; each of our nodes raises it too
         logger.warning("Resolute: %s No Resolute node runs until it is corrected and ComfyUI is started again.", error)

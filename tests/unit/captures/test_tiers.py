@@ -77,6 +77,22 @@ def test_originals_are_captured_at_once_and_their_replays_are_counted(rig: Rig) 
     assert rig.tiers == [Tier.ORIGINAL]
 
 
+@pytest.mark.parametrize(("code", "tier"), [(Code.COMING, Tier.ORIGINAL), (Code.READY, Tier.COMPILED)])
+def test_what_another_program_captured_is_replayed_until_this_one_has_its_code(
+    rig: Rig, code: Code, tier: Tier
+) -> None:
+    """While a backend is imported, another program stands in. The first call of the next run shows what is lacking."""
+    rig.run()
+    rig.program = Tiered()
+    rig.program.code = code
+    assert rig.call() == ORIGINAL_RAN, "never between two steps"
+    ran = ORIGINAL_RAN if code is Code.COMING else COMPILED_RAN
+    first = {"eager_calls": 1} if code is Code.COMING else {"captures": 1, "graph_calls": 1}
+    with expect(rig.cache, **first, replays=2):
+        assert rig.run(3) == [ran] * 3
+    assert rig.tiers == [tier]
+
+
 def test_compiled_code_replaces_them_where_a_sampling_run_begins_and_never_between_two_steps(rig: Rig) -> None:
     rig.run()
     with session(rig.cache, rig.program.owner):

@@ -94,5 +94,5 @@ class Behind(Rig):
 
 def code_of(bound: Bound) -> Code:
     """Of the regions of the only call that the module had."""
-    (key,) = bound.program._lacking or [None]  # type: ignore[attr-defined]
+    (key,) = [key for key, lacks in bound.program._lacking.items() if lacks] or [None]  # type: ignore[attr-defined]
     return bound.program.code_of(key)
