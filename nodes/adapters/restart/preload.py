@@ -18,8 +18,10 @@ from ....compile_cache.errors import UserError
 from ....compile_cache.keys import GraphKey
 from ....compile_cache.store.shape_history import Model
 from ....compile_cache.torch_facts import fake_devices
-from ....compile_cache.torch_facts.private_names import dynamo  # noqa: F401 (two threads that import it at once find half of it)
-from ....compile_cache.torch_facts.private_names import giving_way
+from ....compile_cache.torch_facts.private_names import (
+    dynamo,  # noqa: F401 (two threads that import it at once find half of it)
+    giving_way,
+)
 from ..comfyui.compile_nodes import WITH_AUTO
 from ..foreign import model_code
 from ..process import collector, runtime
