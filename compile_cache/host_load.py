@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_HOST_BOUND = 1 / 3  # of the time beside calls that keep the host busy and cannot be captured
+_HOST_BOUND = 0.08  # of the time beside calls that keep the host busy: they take so much longer
 _REPLAYS = 0.8  # beside replays: what samples between them takes the rest
 _BETWEEN = 0.2  # of the time while a prompt does something else, such as loading a model or writing a picture
 _RECENT = 0.3  # seconds without a call, after which a prompt does something else

@@ -48,7 +48,7 @@ class Costs:
         sure = {name for workflow in workflows for name in workflow.backends}
         possible = sure.union(*(workflow.control_backends for workflow in workflows))
         found = []
-        if not possible and any(rise.values()):
+        if not possible and any(count for name, count in rise.items() if name != "evictions"):  # ComfyUI needed memory
             found.append("a prompt without a compile node went through the cache")
         if "eager" in sure and not rise["eager_calls"]:
             found.append("the backend eager was not used")
