@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from compile_cache.backends.base import Code
 from compile_cache.backends.inductor import program
@@ -26,8 +25,8 @@ from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 from compile_cache.regions.site import installed
 from compile_cache.store import artifact_store
 
-from ....rig import TOLERANCE, Attention, Block, Bound, Convolution, Model, Rig, Stopper, inputs, random, seeded, tokens
-from .behind_rig import Behind, code_of
+from ....rig import TOLERANCE, Block, Bound, Convolution, Model, Rig, Stopper, inputs, random, seeded, tokens
+from .behind_rig import Behind, Chain, code_of
 
 CPU = torch.device("cpu")
 
@@ -35,19 +34,6 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def rig() -> Behind:
     return Behind()
-
-
-class Chain(nn.Module):
-    """Regions of so many kinds, each of which runs twice."""
-
-    def __init__(self, kinds: int) -> None:
-        super().__init__()
-        self.attentions = nn.ModuleList(Attention(16, eps=10.0**-each) for each in range(1, kinds + 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for attention in self.attentions:
-            x = attention(attention(x, x), x)
-        return x
 
 
 def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -> None:
@@ -289,7 +275,7 @@ def test_a_call_does_not_wait_for_a_load_that_waits_for_a_compile(tmp_path: Path
     def compile_something() -> None:
         with private_cache.one_at_a_time:
             compiles.set()
-            ends.wait()
+            ends.wait(60)
 
     thread = threading.Thread(target=compile_something)
     thread.start()
