@@ -239,6 +239,10 @@ class Backend(ABC):
         """How many regions have compiled code in memory: of all models, each once."""
         return 0
 
+    def given_up_regions(self) -> int:
+        """How many regions there is no code of in the end, of those that `coming` counted."""
+        return 0
+
     def coming(self, more: int = 0) -> tuple[int, float]:
         """How many regions are being compiled behind the picture, and in about how many seconds these are there, and
         `more` that no call left yet.

@@ -6,8 +6,8 @@
     FOLDER/<environment>/<key>.lock              held by the process that compiles this key
 
 A payload is executable code, so the store refuses a folder that other users can write to or exchange, and a file of
-another user. An artifact that is damaged or from another environment is removed and compiled again. An error in the
-store never costs more than a compile.
+another user. An artifact is removed where its bytes prove that it is damaged or from another environment. Where it only
+cannot be read or loaded, it stays for the next process. An error in the store never costs more than a compile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENVIRONMENT_FILE = "environment.json"
 DIGEST_CHARS = 16  # characters of a digest in a file name
 ENDING = ".region"
 _ENDINGS = (ENDING, ".bin", ".json")  # earlier versions wrote the last two for each region; `_trim` removes them
-_POLL_SECONDS = 0.2  # time between two checks for a cancellation
+_SKEW_SECONDS = 60.0  # by which another process or machine may be ahead
 _ABANDONED_SECONDS = 3600.0  # a half-written file of this age has no writer any more
 
 
@@ -78,17 +78,24 @@ class ArtifactStore:
         self._root = folder
         self._folder = folder / environment.digest()[:DIGEST_CHARS]
         self._limit = limit_bytes
+        self._unusable: set[str] = set()  # names of artifacts that this process could not read or load
         try:
-            for each in (folder, self._folder):
-                make_private(each)
-                require_private(each)
-            path, content = self._folder / ENVIRONMENT_FILE, canonical_json(asdict(environment))
-            if not path.is_file() or path.read_bytes() != content:
-                write_file(path, content)
+            self._prepare()
         except NotPrivateError as error:
             raise StoreError(f"compiled code cannot be kept: {error}") from error
         except OSError as error:
             raise StoreError(f"compiled code cannot be kept in {folder}: {error}; set RESOLUTE_STORE") from error
+
+    def _prepare(self) -> None:
+        """Make the folders and check who may write to them, before each lock, read and write: people delete and
+        replace them while ComfyUI runs. Raises OSError, also where they are not private.
+        """
+        for each in (self._root, self._folder):
+            make_private(each)
+            require_private(each)
+        path, content = self._folder / ENVIRONMENT_FILE, canonical_json(asdict(self.environment))
+        if not path.is_file() or path.read_bytes() != content:
+            write_file(path, content)
 
     @staticmethod
     def is_new(folder: Path) -> bool:
@@ -98,15 +105,21 @@ class ArtifactStore:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def load(self, key: str, known: frozenset[str] = frozenset()) -> list[Artifact]:
-        """The artifacts of a key, without those whose name is in `known`. Invalid ones are removed and logged."""
+        """The artifacts of a key, without those whose name is in `known`, and those that could not be loaded before.
+        Invalid ones are removed and logged. Raises OSError where the folder cannot be used.
+        """
+        self._prepare()
         found = []
         for path in files_in(self._folder, f"{key[:DIGEST_CHARS]}-*{ENDING}"):
-            if path.stem in known:
+            if path.stem in known or path.stem in self._unusable:
                 continue
             try:
                 artifact = self.read(path.stem)
-            except (OSError, InvalidArtifactError) as error:
+            except InvalidArtifactError as error:
                 self.discard(path.stem, str(error))
+                continue
+            except OSError as error:  # says nothing about the bytes
+                self.leave(path.stem, str(error))
                 continue
             if artifact.key == key:
                 found.append(artifact)
@@ -126,6 +139,11 @@ class ArtifactStore:
         logger.warning("Resolute: the stored region %s is invalid (%s); it will be compiled again", name, why)
         self.remove(name)
 
+    def leave(self, name: str, why: str) -> None:
+        """Use an artifact no more in this process, which cannot read or load it, and log `why`. The file stays."""
+        logger.warning("Resolute: the stored region %s cannot be used now (%s); it is compiled, and stays", name, why)
+        self._unusable.add(name)
+
     def names(self) -> list[str]:
         """Names of all artifacts of this environment."""
         return [path.stem for path in files_in(self._folder, f"*{ENDING}") if path.is_file()]
@@ -143,6 +161,7 @@ class ArtifactStore:
     def save(self, artifact: Artifact) -> bool:
         """Store an artifact. Returns False, and logs why, if that fails, for example on a full disk."""
         try:
+            self._prepare()
             write_file(self._path(artifact.name), content_of(artifact, self.environment))
             self._trim(artifact.name)
         except OSError as error:
@@ -160,11 +179,12 @@ class ArtifactStore:
         # Not of one thread: the thread that compiles takes it, and a call that waits may release it.
         lock = filelock.FileLock(self._folder / f"{key[:DIGEST_CHARS]}.lock", thread_local=False)
         try:
+            self._prepare()  # else filelock makes the folder, by the umask
             lock.acquire(blocking=False)
         except filelock.Timeout:
             return None
         except Exception as error:  # noqa: BLE001 (a file system without locks raises several classes)
-            logger.debug("no lock in %s: %s", self._folder, error)
+            logger.debug("Resolute: no lock in %s: %s", self._folder, error)
         return lock
 
     # --- bounds ------------------------------------------------------------------------------------------------
@@ -181,9 +201,13 @@ class ArtifactStore:
         return sorted(found)
 
     def _trim(self, newest: str) -> None:
-        """Keep the artifact `newest`, however large it is: by its time another one may be newer, if the clock moved."""
+        """Keep the artifact `newest`, however large it is. What has a time after its own is from before the clock went
+        back, so it is older than all others.
+        """
         entries = self._by_age()
         total = sum(size for _, size, _ in entries)
+        latest = next((used for used, _, path in entries if path.stem == newest), time.time()) + _SKEW_SECONDS
+        entries.sort(key=lambda entry: entry[0] <= latest)
         for _, size, path in entries:
             if total <= self._limit:
                 break

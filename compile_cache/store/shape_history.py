@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 2  # 2: in the form of `codec.plain`
 _MAX_GRAPHS = 64  # per model
-_MAX_SIZES = 4096
+_MAX_SIZES = 1024  # in memory
 _RETRY_SECONDS = 1.0  # pause after a failed write, because every call runs `record`
 
 
@@ -115,6 +115,8 @@ class ShapeHistory:
             try:
                 size = self.size_of(key)
                 self._write(UsedShape(key, program.region_keys, round(seconds, 3), size=size, flags=flags))
+                if len(self._recorded) >= _MAX_SIZES:  # what comes again is written again
+                    self._recorded.clear()
                 self._recorded[key] = flags
             except Exception as error:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS

@@ -142,6 +142,9 @@ class InductorBackend(Backend):
     def ready_regions(self) -> int:
         return 0 if self._table is None else len(self._table.compiled_keys)
 
+    def given_up_regions(self) -> int:
+        return 0 if self._background is None else self._background.queue.given_up
+
     def coming(self, more: int = 0) -> tuple[int, float]:
         background = self._background
         return (0, 0.0) if background is None else background.coming(more)
@@ -180,9 +183,8 @@ class InductorBackend(Backend):
             _warn_once(f"the environment of compiled code is unknown, so none is kept: {first_line(error)}")
             logger.debug("Resolute: why", exc_info=True)
             return None
-        if environment not in self._stores:
-            self._stores[environment] = _open_store(config.store_folder, environment, config.store_bytes)
-        store = self._stores[environment]
+        store = self._stores.get(environment) or _open_store(config.store_folder, environment, config.store_bytes)
+        self._stores[environment] = store  # a folder that cannot be used now may be usable later
         self._latest = store or self._latest
         return store
 
@@ -200,7 +202,7 @@ def _open_store(folder: Path, environment: EnvironmentFingerprint, limit: int) -
     try:
         return ArtifactStore(folder, environment, limit)
     except Exception as error:
-        logger.warning("Resolute: %s. Regions are compiled again after a restart.", error)
+        _warn_once(f"{error}. Regions are compiled again after a restart")
         logger.debug("Resolute: why", exc_info=None if isinstance(error, StoreError) else error)
         return None
 

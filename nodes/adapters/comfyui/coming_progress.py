@@ -73,10 +73,15 @@ def _text(doing: str, time: str, gain: Callable[[], float | None] | None) -> Tex
     return Text(text, times=f"{times:.1f}", time=time)
 
 
+def _given_up() -> int:
+    return sum(registry.get(name).given_up_regions() for name in registry.NAMES)
+
+
 def _tick() -> None:
     """The life of the thread: until nothing is left and no run waits."""
     global _ticker
     total = before = 0
+    given_up = _given_up()
     shown: dict[object, str] = {}
     look = threading.Event()
     while not look.wait(_TICK):
@@ -95,7 +100,8 @@ def _tick() -> None:
                 if shown.get(part) != text:
                     shown[part] = text
                     show_on_node(text, part[0])
-        counts = {"done": total - left, "total": total + more, "time": time}
+        met = total - (_given_up() - given_up)  # what no code came of is not compiled
+        counts = {"done": met - left, "total": met + more, "time": time}
         text = Text("{done} of {total} regions compiled, ready in about {time}", **counts)
         if left and shown.get(None) != text:
             shown[None] = text

@@ -108,7 +108,9 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.put(text))
     monkeypatch.setattr(coming, "broadcast", lambda kind, **data: counts.put(data))
     monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
-    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=lambda more=0: left[0]))
+    given_up = [1]
+    backend = SimpleNamespace(coming=lambda more=0: left[0], given_up_regions=lambda: given_up[0])
+    monkeypatch.setattr(coming.registry, "get", lambda name: backend)
     monkeypatch.setattr(module, "_lacking", lambda: 0)
     progress = module.CompileProgress("8", "sampling", lambda: 0.0)
     progress.begin_run()
@@ -121,6 +123,9 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     assert counts.get(timeout=60)["text"] == "4 of 6 regions compiled, ready in about 10 s"
     left[0] = 3, 1240.0  # of a decoder, on a busy machine
     assert counts.get(timeout=60)["text"] == "4 of 7 regions compiled, ready in about 21 min"
+    given_up[0], left[0] = 2, (2, 12.0)
+    one_has_no_code = "4 of 6 regions compiled, ready in about 10 s"
+    list(iter(lambda: counts.get(timeout=60)["text"], one_has_no_code))
     again = module.CompileProgress("8", "sampling", lambda: 0.0)  # the node is executed anew
     assert (again.is_waiting, module.CompileProgress("8", "decoding", lambda: 0.0).is_waiting) == (True, False)
     left[0] = 0, 0.0
@@ -161,7 +166,7 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
         left = looks[0] if more is None or len(looks) == 1 else looks.pop(0)  # the second question of a look
         return left, 6.0 * (left + (more or 0))
 
-    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=asked))
+    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=asked, given_up_regions=int))
     parts = {"sampling": ("8", 6), "decoding": ("9", 9), "encoding": ("9", 7), "running": ("of another workflow", 5)}
     for doing, (node_id, regions) in parts.items():
         module.CompileProgress(node_id, doing, lambda: 0.0).set_total(0, regions)

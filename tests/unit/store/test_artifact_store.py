@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from compile_cache.keys import GraphKey, Role, Signature
 from compile_cache.store.artifact_store import Artifact, ArtifactStore, StoreError
 from compile_cache.store.fingerprint import EnvironmentFingerprint
+from compile_cache.store.private_files import NotPrivateError
 from compile_cache.store.shape_history import ShapeHistory
 from scripts.places import ROOT
 
@@ -32,6 +34,7 @@ HERE = EnvironmentFingerprint(
     source="abc",
 )
 KEY = "a" * 64
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
 
 
 def store_in(folder: Path, environment: EnvironmentFingerprint = HERE, limit: int = 1 << 20) -> ArtifactStore:
@@ -153,8 +156,8 @@ def group_writable_umask() -> Iterator[None]:
     os.umask(before)
 
 
+@POSIX
 @pytest.mark.usefixtures("group_writable_umask")
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
 def test_every_new_folder_is_private_whichever_code_makes_it_first(tmp_path: Path) -> None:
     """Shapes lie below the store's folder, and the backend `cudagraph` writes them before there is a store."""
     (tmp_path / "given").mkdir(mode=0o755)
@@ -166,6 +169,44 @@ def test_every_new_folder_is_private_whichever_code_makes_it_first(tmp_path: Pat
     assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 4
     assert (tmp_path / "given").stat().st_mode & 0o777 == 0o755
     assert store.save(artifact())
+
+
+USES: dict[str, Callable[[ArtifactStore], object]] = {
+    "save": lambda store: store.save(artifact()),
+    "load": lambda store: store.load(KEY),
+    "build_lock": lambda store: store.build_lock(KEY).release(),
+}
+
+
+@POSIX
+@pytest.mark.usefixtures("group_writable_umask")
+@pytest.mark.parametrize("what", ["all", "of the environment"])
+@pytest.mark.parametrize("use", USES)
+def test_a_folder_that_is_deleted_is_made_again_and_private(tmp_path: Path, what: str, use: str) -> None:
+    store = store_in(tmp_path / "store")
+    shutil.rmtree(tmp_path / "store" if what == "all" else store._folder)
+    USES[use](store)
+    for folder in (tmp_path / "store", store._folder):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    store.save(artifact())
+    assert store_in(tmp_path / "store").load(KEY) == [artifact()], "the next start accepts it"
+    assert (store._folder / "environment.json").exists()
+
+
+@POSIX
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+@pytest.mark.parametrize("what", ["store", f"store/{HERE.digest()[:16]}"])
+def test_a_folder_that_others_may_write_to_by_now_is_not_used(tmp_path: Path, what: str, mode: int) -> None:
+    store = store_in(tmp_path / "store")
+    store.save(artifact())
+    (tmp_path / what).chmod(mode)
+    with pytest.raises(NotPrivateError, match="is writable by others"):
+        store.load(KEY)
+    assert not store.save(artifact(payload=b"another"))
+    USES["build_lock"](store)  # of no use then, and no error
+    assert len(store.names()) == 1
+    (tmp_path / what).chmod(0o700)
+    assert store.load(KEY) == [artifact()]
 
 
 class Regions:

@@ -91,6 +91,16 @@ class TestAClockThatGoesBack:
             assert key in {name[0] for name in store.names()}, "the region that was just compiled is gone"
             assert len(store.names()) == 2
 
+    def test_all_that_is_new_stays_and_what_is_older_goes(self, tmp_path: Path) -> None:
+        store = store_in(tmp_path / "store", limit=5000)
+        for number in range(4):
+            store.save(artifact(key=f"{number}" * 64, payload=bytes(1000)))
+        self.later(store)
+        for key in ("7", "8", "9"):
+            store.save(artifact(key=key * 64, payload=bytes(1000)))
+        assert {"7", "8", "9"} <= {name[0] for name in store.names()}
+        assert len(store.names()) == 4, "and no more go than have to"
+
     def test_what_a_killed_process_left_is_removed(self, tmp_path: Path) -> None:
         store = store_in(tmp_path / "store")
         (store._folder / f"{KEY[:16]}-1.region.x.tmp").write_bytes(b"half")

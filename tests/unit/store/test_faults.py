@@ -22,6 +22,7 @@ import pytest
 
 from compile_cache.choices.tuner import Tuner
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
+from compile_cache.store import artifact_store
 from compile_cache.store.artifact_store import StoreError
 from compile_cache.store.shape_history import ShapeHistory
 
@@ -40,7 +41,7 @@ def save_region(folder: Path, number: int) -> None:
 
 
 def regions(folder: Path) -> set[int]:
-    with contextlib.suppress(StoreError):
+    with contextlib.suppress(StoreError, OSError):
         store = store_in(folder)
         found = {each.payload[-1] for each in store.load(KEY)}
         assert len(store.names()) <= 3 and store.report()["regions"] <= 3
@@ -200,8 +201,7 @@ def test_a_file_that_may_not_be_read_is_not_used(
     (path,) = tmp_path.glob(files)
     fault_of_opening(path, fault)
     assert read(tmp_path) == set()
-    is_removed = name == "a region" and not path.exists()
-    assert is_removed or (path.exists() and name != "a region")
+    assert path.exists() is (name != "a region" or fault == "unreadable")
 
 
 # --- the disk at any one operation, and a process that is killed there ---------------------------------------------
@@ -233,6 +233,30 @@ def test_a_disk_that_fails_anywhere_costs_only_what_is_kept(tmp_path: Path, name
             break
     fewest = {"write": 3, "read": 1}[verb] + 3 * (name == "a region")
     assert number > fewest, "it found too few operations"
+
+
+def test_no_error_number_of_the_system_deletes_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any one operation of a read, and within it."""
+    save_region(tmp_path, 1)
+    for code in errno.errorcode:
+        for number in itertools.count(1):
+            operations = failing(tmp_path, number, code)
+            with operations.watched():
+                assert regions(tmp_path) <= {1}
+            assert regions(tmp_path) == {1}, (errno.errorcode[code], number)
+            if not operations.reached:
+                break
+        assert number > 4, "it found too few operations"
+        store = store_in(tmp_path)
+        with monkeypatch.context() as patch:
+
+            def fail(*given: Any, code: int = code) -> bytes:
+                raise OSError(code, os.strerror(code))
+
+            patch.setattr(artifact_store, "read_regular_file", fail)
+            assert store.load(KEY) == []
+        assert store.load(KEY) == [], "this process reads it no more"
+        assert regions(tmp_path) == {1}, errno.errorcode[code]
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -288,3 +288,13 @@ def test_another_models_file_is_ignored(folder: Path) -> None:
     assert memory.of_model(MODEL) == ()
     memory.record(key(16), Regions([]))
     assert [each.key for each in memory.of_model(MODEL)] == [key(16)]
+
+
+def test_what_is_known_of_shapes_in_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape_history, "_MAX_SIZES", 4)
+    history = ShapeHistory(folder)
+    for side in range(8, 24):
+        history.set_size(key(side), f"{side}")
+        history.record(key(side), Regions([]))
+        assert len(history._recorded) <= 4 and len(history._sizes) <= 4
+    assert [each.size for each in ShapeHistory(folder).of_model(MODEL)] == [f"{side}" for side in range(8, 24)]

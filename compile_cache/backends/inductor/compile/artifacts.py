@@ -18,7 +18,6 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 from ....store.artifact_store import Artifact, InvalidArtifactError
-from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import (
     CompiledFxGraph,
     CompiledFxGraphConstants,
@@ -78,8 +77,8 @@ def measured(compiled: CompiledRegion) -> dict[str, Any]:
 def unpack(artifact: Artifact) -> CompiledRegion:
     """Load an artifact, ready to run; one compile or load at a time.
 
-    Raises InvalidArtifactError for anything that `pack` did not make, torch's OutOfMemoryError, and OSError where a
-    file cannot be written.
+    Raises InvalidArtifactError where the bytes show that `pack` did not make them. Whatever else is raised (torch's
+    loaders raise any class) is a fault of the moment or of this process, and says nothing about the bytes.
     """
     about = artifact.about
     try:
@@ -87,28 +86,23 @@ def unpack(artifact: Artifact) -> CompiledRegion:
         by_name = {symbol.name: symbol for symbol in symbols.values()}
         guards = ShapeGuards([_decode(each, by_name) for each in about["assumptions"]], symbols)
         static = tuple(tuple(sizes) for sizes in about["static"])
-        spec = pytree.treespec_loads(about["output"])
         used_weights, confirmed = tuple(about["used_weights"]), ConfirmedSizes.from_plain(about["shown"])
-        _expect_instructions(about["instructions"])
-        graph, kernels = _load(artifact.payload)
-        for name, choice in about["choices"].items():
-            if name in kernels:
-                kernels[name].choose(choice)
         quantized = tuple((str(layout), str(product)) for layout, product in about["quantized"])
-        return CompiledRegion(
-            code_of(graph), guards, static, used_weights, spec, kernels, graph, confirmed=confirmed, quantized=quantized
-        )
-    except InvalidArtifactError:
-        raise
-    except Exception as error:  # torch's loaders raise any class
-        if is_out_of_memory(error) or _is_of_the_disk(error):
-            raise
-        raise InvalidArtifactError(f"{type(error).__name__} while it was loaded: {error}") from error
-
-
-def _is_of_the_disk(error: Exception) -> bool:
-    """True if the system refused a file (full, read-only, denied). A library that does not load has no error number."""
-    return isinstance(error, OSError) and error.errno is not None
+        output, instructions, choices = about["output"], about["instructions"], dict(about["choices"])
+        with zipfile.ZipFile(io.BytesIO(artifact.payload)) as container:
+            stored, names = container.read(_GRAPH), container.namelist()
+            libraries = {name: container.read(name) for name in names if name.startswith(_LIBRARIES)}
+    except (ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
+        raise InvalidArtifactError(f"{type(error).__name__} while it was read: {error}") from error
+    spec = pytree.treespec_loads(output)
+    _expect_instructions(instructions)
+    graph, kernels = _load(stored, libraries)
+    for name, choice in choices.items():
+        if name in kernels:
+            kernels[name].choose(choice)
+    return CompiledRegion(
+        code_of(graph), guards, static, used_weights, spec, kernels, graph, confirmed=confirmed, quantized=quantized
+    )
 
 
 # --- the code --------------------------------------------------------------------------------------------------
@@ -147,14 +141,12 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
         raise InvalidArtifactError(f"inductor's graph cannot be kept: {error}") from error
 
 
-def _load(payload: bytes) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
+def _load(stored: bytes, libraries: Mapping[str, bytes]) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     operators.register()
     with one_at_a_time, private_cache(), inductor_config.patch(IN_THIS_PROCESS):
-        with zipfile.ZipFile(io.BytesIO(payload)) as container:
-            for name in container.namelist():
-                if name.startswith(_LIBRARIES):
-                    _place(PurePosixPath(name.removeprefix(_LIBRARIES)), container.read(name))
-            graph: CompiledFxGraph = pickle.loads(container.read(_GRAPH))
+        for name, content in libraries.items():
+            _place(PurePosixPath(name.removeprefix(_LIBRARIES)), content)
+        graph: CompiledFxGraph = pickle.loads(stored)
         remove_other_source(graph)
         if graph._triton_bundle is not None:
             TritonBundler.read_and_emit(graph._triton_bundle)

@@ -143,9 +143,10 @@ def _warn(why: str) -> None:
     )
 
 
-@functools.cache
 def _own_folder() -> Path:
-    """In the user's cache; where that cannot be used, a temporary folder of this process. Raises OSError."""
+    """In the user's cache, made anew if it is gone; where that cannot be used, a temporary folder of this process.
+    Raises OSError.
+    """
     try:
         folder = Path.home() / ".cache" / "resolute" / "inductor"
         make_private(folder)
@@ -153,7 +154,14 @@ def _own_folder() -> Path:
             return folder
     except (OSError, RuntimeError) as error:  # no home
         logger.debug("Resolute: no private cache in the home folder: %s", error)
+    folder = _temporary_folder()
+    make_private(folder)
+    require_private(folder)
+    return folder
+
+
+@functools.cache
+def _temporary_folder() -> Path:
     temporary = TemporaryFolder()
     atexit.register(temporary.remove)
-    require_private(temporary.path)
     return temporary.path

@@ -16,7 +16,11 @@ class OtherEnvironmentError(NotCompiledError):
 
 
 class HungError(NotCompiledError):
-    """The processes that had the job gave no result for too long, and were ended."""
+    """The process that had the job hung, and was ended."""
+
+
+class NoWorkersError(NotCompiledError):
+    """No process that compiles can be started."""
 
 
 class NeedsGpuError(NotCompiledError):

@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 Compiled = Future[tuple[Artifact, float]]  # and the seconds that it took
 
 IDLE_SECONDS = 60.0  # without work the processes stay this long: the next model of a workflow comes soon
-# Without a result for so long the processes count as hung. They import torch first, and a job takes up to a minute.
-_SILENT_SECONDS = 600.0
 _LOOK_SECONDS = 0.5  # between two looks at both
 _KILL_SECONDS = 5.0  # that a killed process may take to end
 
@@ -47,8 +45,8 @@ def _creation_flags() -> int:
 
 def _error_of(answer: str) -> NotCompiledError:
     """Make the error of a job from the worker's answer."""
-    if answer == worker.ENDED:
-        return KilledError(answer)
+    if answer in (worker.ENDED, worker.HUNG):
+        return KilledError(answer) if answer == worker.ENDED else HungError(answer)
     kinds = {each.__name__: each for each in (OtherEnvironmentError, NeedsGpuError)}
     return kinds.get(answer.partition(":")[0], NotCompiledError)(answer)
 
@@ -137,13 +135,14 @@ class WorkerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _watch(self) -> None:
-        used = self._heard
+        used, worked = self._heard, 0.0
         while self._error is None:
             now = time.monotonic()
             used = now if self.is_busy else max(used, self._heard)
-            if self._pending and now - self._heard > _SILENT_SECONDS:
-                silence = f"the processes that compile gave no result for {_SILENT_SECONDS:.0f} s, and were ended"
-                self.end(HungError(silence))
+            if self._pending and now - self._heard > worker.SILENT_SECONDS:  # the program ends a child that hangs
+                before, worked, self._heard = worked, worker.processor_seconds(self._process.pid), now
+                if worked == before:
+                    self.end(NotCompiledError("the processes that compile hung, and were ended"))
             elif now - used > IDLE_SECONDS:
                 self.end()
             time.sleep(_LOOK_SECONDS)

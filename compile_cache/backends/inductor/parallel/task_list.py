@@ -21,7 +21,7 @@ from ....stats import Stats
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import Shapes
-from ..regions.region import Region, RegionCall, placeholder_inputs
+from ..regions.region import Region, RegionCall
 from ..regions.table import RegionTable
 from .failures import NotCompiledError
 from .job import settings_for
@@ -40,7 +40,8 @@ class TaskList:
     """The regions of all models that calls left, and those in the workers.
 
     waiting, jobs: by the key of a region. at_work: the key of the region that this process traces or compiles.
-    next_strategies: of code that came, and was not compared yet. has_no_workers: none can be had.
+    next_strategies: of code that came, and was not compared yet. has_no_workers: none can be had. given_up: how many
+    regions there is no code of in the end.
     eta: an estimate of when all are there. on_left: called when a call left a region.
     """
 
@@ -51,7 +52,7 @@ class TaskList:
         self.jobs: dict[str, tuple[Compiled, CompileTask]] = {}
         self.at_work: str | None = None
         self.next_strategies: dict[tuple[str, Shapes], int] = {}
-        self.has_no_workers = False
+        self.has_no_workers, self.given_up = False, 0
         self.stats, self.eta = Stats(), CompileEta()
         self.on_left: Callable[[], None] = nothing
         self._config, self._is_decoder = CacheConfig(), False
@@ -103,7 +104,7 @@ class TaskList:
         if self.holds(region):
             return
         if is_foreseen:
-            if region.compiled or region.failures:
+            if region.compiled or region.failures or not call.fits:
                 return
             if call.store is not None and self.table.preload(region.key, call.store):
                 return
@@ -147,5 +148,13 @@ class TaskList:
 def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCall:
     """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
     site = replace(call.site, module=skeleton_of(call.site.module, policy), others=None)
-    kept = replace(call, site=site, weights=(), tensors=placeholder_inputs(call.tensors))
+    kept = replace(call, site=site, weights=(), tensors=list(map(_placeholder, call.tensors)))
     return replace(kept, progress=SilentProgress(), announce=nothing)
+
+
+def _placeholder(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of equal shape, dtype and device that takes no memory; of integers a copy: an index has to stay within
+    its table.
+    """
+    has_contents = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+    return tensor.clone() if has_contents else tensor.new_empty((1,) * tensor.ndim).expand(tensor.shape)

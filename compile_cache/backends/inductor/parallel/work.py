@@ -11,7 +11,14 @@ from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile import operators
 from ..compile.artifacts import unpack
 from .described_gpu import why_not
-from .failures import HungError, KilledError, NeedsGpuError, NotCompiledError, OtherEnvironmentError
+from .failures import (
+    HungError,
+    KilledError,
+    NeedsGpuError,
+    NotCompiledError,
+    NoWorkersError,
+    OtherEnvironmentError,
+)
 from .inline import compile_here, traced
 from .job import job_of
 from .process import Compiled
@@ -22,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0  # between two looks for code that another process compiles
 _MEMORY_SECONDS = 60.0  # until a compile that found no memory is tried again
+_MOST_ENDS = 3  # of all worker processes, one after the other, before they compiled anything
 
 
 class CompileWork:
@@ -31,6 +39,7 @@ class CompileWork:
         self._tasks, self._driving = tasks, threading.RLock()
         self._only_here: set[str] = set()  # keys of regions that no worker can compile
         self._differed = False  # the latest worker that answered had another environment
+        self._ends = 0  # how often all workers ended since one compiled something
 
     def do_one(self, here: bool, alone: bool = False, between: Callable[[], None] = nothing) -> bool:
         """Take code that came, or hand out or compile a region. Returns False if there was nothing to do.
@@ -110,7 +119,10 @@ class CompileWork:
 
     def _hand_out(self, task: CompileTask, between: Callable[[], None]) -> None:
         started = self._tasks.clock()
-        self._tasks.lease.hold(task.device, self._tasks.left)  # they start meanwhile
+        try:
+            self._tasks.lease.hold(task.device, self._tasks.left)  # they start meanwhile
+        except OSError as error:
+            raise NoWorkersError(first_line(error)) from error
         trace = traced(task, between)
         operators.prepare(trace.graph.graph)
         try:
@@ -143,7 +155,7 @@ class CompileWork:
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
             self._failed(task, error)
             return
-        self._differed = False
+        self._differed, self._ends = False, 0
         self._came(task, seconds)
 
     def _came(self, task: CompileTask, seconds: float) -> None:
@@ -157,33 +169,34 @@ class CompileWork:
 
     def _failed(self, task: CompileTask, error: Exception) -> None:
         """The one table of retries."""
-        is_killed = isinstance(error, KilledError)
-        is_fault = is_killed and task.was_killed  # of the code: the system killed it once at most
+        is_killed, is_hung = isinstance(error, KilledError), isinstance(error, HungError)
+        is_fault = is_hung or (is_killed and task.was_killed)  # of the code: the system killed it once at most
         task.was_killed = task.was_killed or is_killed
         # By the system, for their memory.
         ended = isinstance(error, NotCompiledError) and not self._tasks.lease.are_running
-        if isinstance(error, HungError):
-            self._tasks.give_up(task.call, error)
-            task.unlock()
-        elif isinstance(error, OtherEnvironmentError):  # no fault of the region
+        if isinstance(error, OtherEnvironmentError):  # no fault of the region
             self._renew_workers(task, error)
         elif isinstance(error, NeedsGpuError):
             logger.info("Resolute: %s is compiled by this process: %s", task.call.region.label, first_line(error))
             self._only_here.add(task.key)
             self._wait_again(task)
-        elif isinstance(error, OSError):  # no process can be started
+        elif isinstance(error, NoWorkersError):
             self._stop(error)
             self._wait_again(task)
         elif not is_fault and (is_killed or ended or is_out_of_memory(error)):
-            if not is_killed or ended:
+            self._ends += ended and not self._tasks.lease.are_paused
+            if self._ends >= _MOST_ENDS:
+                self._stop(error)
+            elif not is_killed or ended:
                 self._tasks.lease.pause()
             if is_out_of_memory(error):
                 task.look_at, task.found_no_memory = self._tasks.clock() + _MEMORY_SECONDS, True
             self._wait_again(task)
-        elif task.takes_next_strategy():
+        elif not is_hung and task.takes_next_strategy():
             self._wait_again(task)
         else:
             self._tasks.give_up(task.call, error)
+            self._tasks.given_up += 1
             task.unlock()
 
     def _wait_again(self, *tasks: CompileTask) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from ....attention.chooser import of_the_blocks
 from ....config import CacheConfig
-from ....errors import BypassReason, InputsGoneError
+from ....errors import BypassCode, BypassReason, InputsGoneError
 from ....foreign.attributes import marks_in
 from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
@@ -27,7 +27,7 @@ from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import in_region_format
 from .miss_path import MOST_COMPARED, Lacks, Missing, MissPath
-from .region import AUTOCAST, WRITES_TO_COPY, DeferredCompiler, Region, region_key, replaced
+from .region import AUTOCAST, WRITES_TO_COPY, DeferredCompiler, Region, region_key
 from .table import RegionTable
 
 
@@ -40,6 +40,14 @@ class _BoundSite:
     loras: LoraInputs
     regions: dict[tuple[Any, ...], Region] = field(default_factory=dict)
     cast_patterns: dict[tuple[Any, ...], str | BypassReason] = field(default_factory=dict)  # by dtypes and devices
+
+
+def _replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
+    """Why a site with code of another pack runs its original: no key can describe a closure."""
+    if not foreign and not reach.foreign:
+        return None
+    what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
+    return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run eagerly")
 
 
 class RegionBinding:
@@ -98,7 +106,7 @@ class RegionBinding:
         casting = [module for module in own if self._policy.may_cast(module)]
         structure = site.structure or structure_digest(site.module, self._memo, site.without, policy=self._policy)
         foreign = any(marks_in(module, is_hooked and module is site.module) for module in own)
-        refused = replaced(site.kind, foreign, reach)
+        refused = _replaced(site.kind, foreign, reach)
         slots = weight_slots(site.module, site.without)
         loras = LoraInputs(site, slots)
         bound = self._sites[site] = _BoundSite(digest((structure, reach.digest)), slots, casting, refused, loras)

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 
 from ....errors import BypassCode, BypassReason, first_line
-from ....foreign.reach import CodeReach
 from ....keys import Component, digest
 from ....regions.site import Progress, RegionSite
 from ....stats import Stats
@@ -19,12 +18,14 @@ from ....torch_facts.flags import without_attention
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import measured, unpack
 from ..compile.compiled_region import CompiledRegion
+from ..compile.private_cache import one_at_a_time
 from ..compile.shape_guards import Verdict
 from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, static_sizes, trace
 from .numerics_check import difference_from_original
 
 logger = logging.getLogger(__name__)
 
+_MOST_SHAPES = 1024  # that a region remembers
 _UNVERIFIED = "unverified"  # in `Artifact.about`: no call compared the code yet
 
 # A trace has no autocast in it, and compiled code casts nothing.
@@ -53,14 +54,6 @@ def region_key(
     return digest((site.kind, site.dims, structure, inputs, pattern, flags))
 
 
-def replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
-    """Why a site with code of another pack runs its original: no key can describe a closure."""
-    if not foreign and not reach.foreign:
-        return None
-    what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
-    return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced {what}; {kind} blocks run eagerly")
-
-
 @dataclass(frozen=True, eq=False)
 class _Unverified:
     """Code that no comparison confirmed. artifact: makes the one to store after it. stored: the name of the one until
@@ -80,7 +73,7 @@ class Region:
     label: the kind of block, for people. form: the digest of its structure and the dtype that it computes in; empty
     until a call comes to it.
     compiled: one, unless a call had sizes that its guards exclude.
-    by_shapes: what runs at the shapes that were met: compiled code, or the original for a reason.
+    by_shapes: what runs at the latest shapes that were met: compiled code, or the original for a reason.
     failures: by static sizes: compiling failed, and is not tried again for any size of these.
     stored: names of the artifacts that were loaded from the store or saved to it.
     unverified: compiled code that no comparison has confirmed yet.
@@ -101,6 +94,12 @@ class Region:
         found = [self.unverified.get(compiled) for compiled in list(self.compiled)]
         return any(each is None or each.is_made for each in found)
 
+    def remember(self, shapes: Shapes, found: CompiledRegion | BypassReason) -> None:
+        """Set what runs at these shapes."""
+        if len(self.by_shapes) >= _MOST_SHAPES:
+            del self.by_shapes[next(iter(self.by_shapes))]
+        self.by_shapes[shapes] = found
+
     def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
         """Add new code. `may_run` compares it before its first use, and stores its artifact if it is right."""
         self.compiled.append(compiled)
@@ -111,9 +110,8 @@ class Region:
         compiled: what `unpack` makes of it.
         """
         marked = replace(artifact, about={**artifact.about, _UNVERIFIED: True})
-        if store is not None:
-            self.keep(store, lambda: marked)
-        self._add_unverified(compiled, artifact, marked.name if marked.name in self.stored else "")
+        is_kept = store is not None and self.keep(store, lambda: marked)
+        self._add_unverified(compiled, artifact, marked.name if is_kept else "")
 
     def _add_unverified(
         self, compiled: CompiledRegion, artifact: Artifact, stored: str, is_loaded: bool = False
@@ -126,8 +124,13 @@ class Region:
         )
 
     def load(self, store: ArtifactStore) -> int:
-        """Load the artifacts that are in the store and not in memory. Returns how many; discards invalid ones."""
+        """Load the artifacts that are in the store and not in memory. Returns how many; discards invalid ones.
+
+        Loads nothing while this process compiles, because a caller would wait for that: the queue loads it later.
+        """
         loaded = 0
+        if not one_at_a_time.acquire(blocking=False):
+            return loaded
         try:
             for artifact in store.load(self.key, frozenset(self.stored)):
                 try:
@@ -139,29 +142,31 @@ class Region:
                     loaded += 1
                 except InvalidArtifactError as error:
                     store.discard(artifact.name, str(error))
-                except OSError as error:
-                    _warn_not_loaded(error)
+                except Exception as error:  # of this moment or this process: the bytes are right
+                    if is_out_of_memory(error):
+                        raise
+                    store.leave(artifact.name, first_line(error))
+                    logger.debug("Resolute: why", exc_info=True)
                 self.stored.add(artifact.name)  # not if memory is short: a later call may find some
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            _warn_not_loaded(error)
+            logger.warning("Resolute: the store cannot be used, so a region is compiled: %s", first_line(error))
+            logger.debug("Resolute: why", exc_info=True)
+        finally:
+            one_at_a_time.release()
         return loaded
 
-    def keep(self, store: ArtifactStore, make: Callable[[], Artifact]) -> None:
-        """Store new code. A failure costs a compile in the next process, never this prompt."""
+    def keep(self, store: ArtifactStore, make: Callable[[], Artifact]) -> bool:
+        """Store new code. Returns False where that fails: a compile in the next process, never this prompt."""
         try:
             artifact = make()
-            store.save(artifact)  # raises nothing for a disk that is full or refuses
             self.stored.add(artifact.name)
+            return store.save(artifact)  # raises nothing for a disk that is full or refuses
         except Exception as error:  # torch's classes raise any class
             logger.info("Resolute: %s is compiled again after a restart: %s", self.label, first_line(error))
             logger.debug("Resolute: why it is not kept", exc_info=True)
-
-
-def _warn_not_loaded(error: Exception) -> None:
-    logger.warning("Resolute: a stored region could not be loaded, and is compiled: %s", first_line(error))
-    logger.debug("Resolute: why", exc_info=error)
+            return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +199,9 @@ class RegionCall:
 
     @property
     def fits(self) -> bool:
-        """True if the inputs have the site's dimensions, each name with one size."""
-        return bind_dims(self.site.dims, self.shapes) is not None
+        """True if the inputs have the site's dimensions, each name with one size above 0."""
+        sizes = bind_dims(self.site.dims, self.shapes)
+        return sizes is not None and all(sizes.values())
 
     def fails(self, detail: str) -> BypassReason:
         """No code can be made: originals run from now on, at all sizes that have these static ones. Returns why."""
@@ -227,19 +233,6 @@ class DeferredCompiler(Protocol):
         ...
 
 
-def placeholder_inputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of equal shape, dtype and device that take no memory, except for integers: an index has to stay within
-    its table.
-    """
-    return [
-        each.clone() if is_integer(each) else each.new_empty((1,) * each.ndim).expand(each.shape) for each in tensors
-    ]
-
-
-def is_integer(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-
-
 def trace_of(
     call: RegionCall,
     hints: dict[str, int] | None = None,
@@ -268,11 +261,11 @@ def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
     del region.unverified[compiled]
     if allowed:
         call.stats.counters.region_compiles += not unverified.is_loaded
-        if call.store is not None:
-            region.keep(call.store, unverified.artifact)
+        is_known = call.store is not None and region.keep(call.store, unverified.artifact)
     else:
         region.compiled.remove(compiled)
-    if call.store is not None and unverified.stored:
+        is_known = compiled.guards.check(call.sizes)[0] is not Verdict.BROKEN  # else it may be right at other sizes
+    if call.store is not None and unverified.stored and is_known:
         call.store.remove(unverified.stored)
     return allowed
 

@@ -62,13 +62,15 @@ class RegionTable:
             if shapes in region.by_shapes:
                 return region.by_shapes[shapes]
             if not call.fits:
-                return _refuse(region, shapes, f"{region.label}: inputs {shapes} do not fit {call.site.dims}")
+                why = f"{region.label}: inputs {shapes} are empty or do not fit {call.site.dims}"
+                return _refuse(region, shapes, why)
             compiled = _find_in_memory(call) or (_load(call) and _find_in_memory(call))
             if compiled:
-                region.by_shapes[shapes] = compiled
+                region.remember(shapes, compiled)
                 return compiled
             if call.static in region.failures:
-                return region.by_shapes.setdefault(shapes, region.failures[call.static])
+                region.remember(shapes, region.failures[call.static])
+                return region.failures[call.static]
             if len(region.compiled) >= _MOST_COMPILED:
                 return _refuse(region, shapes, f"{region.label} was compiled {_MOST_COMPILED} times already")
             return None
@@ -101,7 +103,7 @@ def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
 def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:
     logger.warning("Resolute: %s; it runs eagerly", detail)
     reason = BypassReason(BypassCode.COMPILE_FAILED, detail)
-    region.by_shapes[shapes] = reason
+    region.remember(shapes, reason)
     return reason
 
 

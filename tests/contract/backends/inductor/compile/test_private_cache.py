@@ -44,10 +44,10 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    private_cache._own_folder.cache_clear()
+    private_cache._temporary_folder.cache_clear()
     private_cache._warn.cache_clear()
     yield tmp_path / "home"
-    private_cache._own_folder.cache_clear()
+    private_cache._temporary_folder.cache_clear()
 
 
 @pytest.fixture

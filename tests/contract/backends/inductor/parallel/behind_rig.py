@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from compile_cache.backends.base import Code
 from compile_cache.backends.inductor.backend import InductorBackend
@@ -16,7 +17,7 @@ from compile_cache.backends.inductor.parallel.compile_queue import CompileQueue
 from compile_cache.backends.inductor.parallel.failures import NotCompiledError
 from compile_cache.backends.inductor.parallel.process import Compiled
 
-from ....rig import Bound, Rig, relative_error
+from ....rig import Attention, Bound, Rig, relative_error
 
 
 class Workers:
@@ -90,6 +91,19 @@ class Behind(Rig):
         while self.workers.jobs:
             self.workers.finish()
             self.work()
+
+
+class Chain(nn.Module):
+    """Regions of so many kinds, each of which runs twice."""
+
+    def __init__(self, kinds: int) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList(Attention(16, eps=10.0**-each) for each in range(1, kinds + 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for attention in self.attentions:
+            x = attention(attention(x, x), x)
+        return x
 
 
 def code_of(bound: Bound) -> Code:

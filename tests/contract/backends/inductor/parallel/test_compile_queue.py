@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from compile_cache.backends.base import Code
 from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.compile import private_cache
+from compile_cache.backends.inductor.compile.shape_guards import ShapeGuards, Verdict
 from compile_cache.backends.inductor.parallel.failures import HungError
 from compile_cache.backends.inductor.parallel.task import CompileTask
 from compile_cache.backends.inductor.regions import region
 from compile_cache.errors import CaptureError
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 from compile_cache.regions.site import installed
+from compile_cache.store import artifact_store
 
-from ....rig import TOLERANCE, Attention, Block, Bound, Convolution, Model, Rig, Stopper, inputs, random, seeded, tokens
-from .behind_rig import Behind, code_of
+from ....rig import TOLERANCE, Block, Bound, Convolution, Model, Rig, Stopper, inputs, random, seeded, tokens
+from .behind_rig import Behind, Chain, code_of
 
 CPU = torch.device("cpu")
 
@@ -30,19 +34,6 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def rig() -> Behind:
     return Behind()
-
-
-class Chain(nn.Module):
-    """Regions of so many kinds, each of which runs twice."""
-
-    def __init__(self, kinds: int) -> None:
-        super().__init__()
-        self.attentions = nn.ModuleList(Attention(16, eps=10.0**-each) for each in range(1, kinds + 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for attention in self.attentions:
-            x = attention(attention(x, x), x)
-        return x
 
 
 def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -> None:
@@ -243,6 +234,63 @@ def test_code_that_no_call_compared_yet_survives_the_process(tmp_path: Path) -> 
         with later.expect(region_loads=1, verifications=compared, region_calls=1, graph_calls=1):
             assert later.bind(seeded(Block)).error(tokens()) <= TOLERANCE
         assert not marked.exists()
+
+
+def test_a_full_disk_after_the_comparison_leaves_what_was_stored_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Behind(store_folder=tmp_path, source="one")
+    bound = one.bind(seeded(Block))
+    one.leave(bound, tokens())
+    one.come()
+    monkeypatch.setattr(artifact_store, "write_file", _full)
+    with one.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert one.call(bound, tokens()) <= TOLERANCE
+    assert len(list(tmp_path.glob("*/*.region"))) == 1
+
+
+def _full(*given: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_code_that_the_first_call_cannot_use_stays_stored_for_other_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Behind(store_folder=tmp_path, source="one")
+    bound = one.bind(seeded(Block))
+    one.leave(bound, tokens())
+    one.come()
+    monkeypatch.setattr(ShapeGuards, "check", lambda guards, sizes: (Verdict.BROKEN, "an even size"))
+    assert one.call(bound, tokens()) == 0
+    assert len(list(tmp_path.glob("*/*.region"))) == 1
+
+
+def test_a_call_does_not_wait_for_a_load_that_waits_for_a_compile(tmp_path: Path) -> None:
+    stored: dict[str, Any] = {"store_folder": tmp_path, "source": "one"}
+    first, rig = Behind(**stored), Behind(**stored)
+    first.leave(first.bind(seeded(Block)), tokens())
+    first.come()
+    bound, compiles, ends = rig.bind(seeded(Block)), threading.Event(), threading.Event()
+
+    def compile_something() -> None:
+        with private_cache.one_at_a_time:
+            compiles.set()
+            ends.wait(60)
+
+    thread = threading.Thread(target=compile_something)
+    thread.start()
+    try:
+        assert compiles.wait(60)
+        with rig.expect(eager_calls=1):
+            assert rig.call(bound, tokens()) == 0
+        assert rig.backend.preload([rig.queue.tasks[0].key], CPU, rig.cache.config) == 0
+    finally:
+        ends.set()
+        thread.join()
+    rig.work()
+    assert (len(rig.workers.jobs), rig.queue.left) == (0, 0), "the queue loads it"
+    with rig.expect(verifications=1, region_calls=1, graph_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
 
 
 def test_code_that_is_wrong_does_not_stay_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

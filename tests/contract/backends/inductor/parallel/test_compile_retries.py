@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Code
-from compile_cache.backends.inductor.parallel import task_list, work
+from compile_cache.backends.inductor.parallel import inline, task_list, work
 from compile_cache.backends.inductor.parallel.failures import (
     HungError,
     KilledError,
@@ -18,8 +18,8 @@ from compile_cache.backends.inductor.parallel.failures import (
 )
 from compile_cache.backends.inductor.regions import region
 
-from ....rig import TOLERANCE, Block, Model, inputs, seeded, tokens
-from .behind_rig import Behind, code_of
+from ....rig import TOLERANCE, Block, Model, inputs, random, seeded, tokens
+from .behind_rig import Behind, Chain, code_of
 
 CAME = {"graph_calls": 1, "region_compiles": 1, "verifications": 1, "region_calls": 1}  # a block's code is compared
 
@@ -132,6 +132,68 @@ def test_workers_that_memory_ended_start_again_later(rig: Behind) -> None:
     rig.now += 40
     rig.work()
     assert (len(rig.workers.jobs), rig.workers.users) == (1, 1)
+
+
+def test_a_hang_gives_up_the_region_of_one_job_alone(rig: Behind) -> None:
+    bound = rig.bind(seeded(lambda: Chain(5)))
+    rig.leave(bound, random(2, 5, 16))
+    rig.workers.finish(HungError("it hung"))
+    rig.work()
+    assert (len(rig.workers.jobs), rig.queue.left, rig.queue.given_up) == (4, 4, 1)
+    rig.workers.running = False  # the program hung or ended
+    while rig.workers.jobs:
+        rig.workers.finish(NotCompiledError("the processes that compile hung, and were ended"))
+    rig.work()
+    assert (rig.queue.left, rig.queue.given_up) == (4, 1), "what waited waits again"
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_workers_that_always_end_are_started_a_few_times_and_then_no_more(rig: Behind, answers: bool) -> None:
+    bound = rig.bind(seeded(lambda: Chain(3)))
+    rig.leave(bound, random(2, 5, 16))
+    for _ in range(3):
+        assert (len(rig.workers.jobs), rig.queue.has_no_workers) == (rig.queue.left, False)
+        if answers and rig.queue.left == 3:
+            rig.workers.finish()
+            rig.work()
+        rig.workers.running = False
+        while rig.workers.jobs:
+            rig.workers.finish(NotCompiledError("the processes that compile ended"))
+        rig.work()
+        rig.workers.running = True
+        rig.now += 61
+        rig.work()
+    assert (len(rig.workers.jobs), rig.queue.has_no_workers) == (0, True)
+    rig.work(here=True)
+    assert rig.queue.left == 0
+
+
+@pytest.mark.parametrize("step", ["unpack", "_add_unverified"])
+def test_a_fault_of_the_system_stops_no_worker(rig: Behind, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def fail(*given: Any, **named: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    with monkeypatch.context() as patch:
+        patch.setattr(region if step == "unpack" else region.Region, step, fail)
+        rig.workers.finish()
+        rig.work()
+    assert (len(rig.workers.jobs), rig.queue.has_no_workers) == (1, False)
+    rig.come()
+    with rig.expect(**CAME):
+        assert rig.call(bound, tokens()) <= TOLERANCE
+
+
+def test_a_fault_of_the_system_in_this_process_ends(rig: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any, **named: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    rig = Behind(workers=0)
+    monkeypatch.setattr(inline, "compile_trace", fail)
+    rig.leave(rig.bind(seeded(Block)), tokens())
+    rig.work(here=True)
+    assert (rig.queue.left, rig.queue.given_up) == (0, 1)
 
 
 def test_workers_with_another_environment_are_started_anew_and_no_region_is_given_up(rig: Behind) -> None:

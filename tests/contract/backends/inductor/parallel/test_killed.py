@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
@@ -17,6 +18,8 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.config import CacheConfig
 from compile_cache.host_load import HostLoad
 from scripts.places import ROOT
+
+from .....programs import wait_for
 
 Program = Callable[[str], "subprocess.Popen[str]"]
 
@@ -139,6 +142,34 @@ def test_a_kill_in_a_compile_leaves_a_folder_until_the_next_start(program: Progr
     process.kill()
     process.communicate()
     start()
+    assert left() == []
+
+
+# Its workers import for ever: the torch that they find sleeps.
+WITH_IMPORTING_WORKERS = """
+import os, sys
+from pathlib import Path
+from compile_cache.backends.inductor.parallel import pool
+
+fake = Path("STORE") / "path"
+fake.mkdir(parents=True)
+(fake / "torch.py").write_text("import pathlib, time; pathlib.Path('STORE', 'imports').touch(); time.sleep(600)")
+os.environ["PYTHONPATH"] = str(fake)
+workers = pool.WorkerPool()
+workers.start()
+print(workers._process._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a parent's number never changes there")
+def test_workers_that_still_import_end_with_their_owner(program: Program, tmp_path: Path) -> None:
+    process = program(WITH_IMPORTING_WORKERS)
+    worker = psutil.Process(int(said(process)))
+    wait_for(lambda: (tmp_path / "store" / "imports").exists())
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 300)
     assert left() == []
 
 

@@ -16,7 +16,7 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import inline, process, task_list, work, worker
+from compile_cache.backends.inductor.parallel import inline, task_list, work, worker
 from compile_cache.backends.inductor.parallel.job import settings_for
 from compile_cache.backends.inductor.regions import region
 
@@ -130,21 +130,17 @@ def test_what_no_worker_can_compile_this_process_does(
     assert ("no worker processes compile: no more processes" in caplog.text) is (lacks == "a process")
 
 
-def test_processes_that_hang_are_ended_and_their_blocks_run_eagerly(
+def test_processes_that_hang_are_ended_and_no_block_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = tmp_path / "hangs.py"
     hangs.write_text("import time; time.sleep(600)")
     monkeypatch.setattr(worker, "__file__", str(hangs))
-    monkeypatch.setattr(process, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(worker, "SILENT_SECONDS", 0.3)
     one = waiting()
-    bound = one.bind(seeded(Model))
-    with one.expect({"compile_failed": 2}, compile_failures=2, eager_calls=1):
-        assert bound.error(*inputs()) == 0
+    with one.expect(**COMPILED):  # by this process
+        assert one.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
     assert not one.backend.workers.running  # type: ignore[attr-defined]
-    assert all("gave no result for" in detail for detail in one.details)
-    with one.expect({"compile_failed": 2}, eager_calls=1):  # the next prompt neither waits nor compiles
-        assert bound.error(*inputs()) == 0
 
 
 @pytest.mark.long

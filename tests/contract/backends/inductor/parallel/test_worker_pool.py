@@ -47,6 +47,8 @@ def serve(program: Any, folder: str) -> None:
             what = program.recv()
             if what == "crash":
                 os._exit(1)
+            if what == "hang":
+                threading.Event().wait()
             program.send((os.getpid(), 0.5))
 
 
@@ -87,6 +89,54 @@ def test_a_child_that_crashes_costs_only_the_job_that_it_had(monkeypatch: pytest
     assert len(set(answers.values())) == 1, "by the other child"
     assert not served.ended.is_set()
     served.end()
+
+
+def test_a_child_that_hangs_is_ended_and_costs_only_the_job_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "SILENT_SECONDS", 0.3)
+        assert served.answers("hang") == {0: "the process that compiled it hung, and was ended"}
+    assert len(set(served.answers(*["a job"] * 5).values())) == 1, "by the other child"
+    assert not served.ended.is_set()
+    served.end()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "hangs"),  # of processor time, at each look without an answer
+    [
+        ([7.0], False), ([7.0, 7.0], True), ([7.0, 7.01, 7.02, 7.03], False), ([7.0, 90.0, 90.0], True),
+        ([7.0, 500.0, 600.0, 607.0], False), ([7.0, 500.0, 608.0], True), ([90.0, 60.0, 61.0], False),
+    ],
+)  # fmt: skip
+def test_a_hang_is_judged_by_processor_time(monkeypatch: pytest.MonkeyPatch, seconds: list[float], hangs: bool) -> None:
+    looks = list(seconds)
+    monkeypatch.setattr(worker, "processor_seconds", lambda number: looks.pop(0))
+    child: Any = SimpleNamespace(poll=lambda wait: not looks)
+    assert worker._answers(child, SimpleNamespace(pid=1)) is not hangs  # type: ignore[arg-type]
+
+
+STARTS = """
+import subprocess, sys
+busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+print(busy.pid, flush=True)
+busy.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stops processes")
+def test_processor_time_is_that_of_all_that_a_process_started() -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        busy = psutil.Process(int(process.stdout.readline()))
+        before = worker.processor_seconds(process.pid)
+        wait_for(lambda: worker.processor_seconds(process.pid) > before)
+        for each in (busy, psutil.Process(process.pid)):
+            each.suspend()
+            wait_for(lambda each=each: each.status() == psutil.STATUS_STOPPED)  # type: ignore[misc]
+        assert worker.processor_seconds(process.pid) == worker.processor_seconds(process.pid) > 0
+        process.kill()
+        busy.kill()
+    assert worker.processor_seconds(process.pid) == 0
 
 
 def test_a_child_that_is_killed_while_it_has_no_job_costs_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +272,7 @@ def failure_of_a_job(processes: pool.WorkerPool) -> BaseException | None:
 @pytest.mark.parametrize(
     ("code", "error", "match"),
     [
-        (HANGS, HungError, "no result for 0 s"),
+        (HANGS, NotCompiledError, "hung"),
         ("raise SystemExit", NotCompiledError, "ended"),
         ("print('Traceback (most recent call last)')", NotCompiledError, "nonsense"),
         (ANSWER + "answer((99, 'of no job', 0.0)); time.sleep(600)", NotCompiledError, "nonsense"),
@@ -236,8 +286,8 @@ def test_processes_that_fail_are_ended_and_the_next_ones_work(
     temporary = program(code)
     processes = pool.WorkerPool()
     with monkeypatch.context() as patch:
-        if error is HungError:
-            patch.setattr(process, "_SILENT_SECONDS", 0.3)
+        if code is HANGS:
+            patch.setattr(worker, "SILENT_SECONDS", 0.3)
         failure = failure_of_a_job(processes)
     assert type(failure) is error
     assert match in str(failure)
@@ -248,10 +298,13 @@ def test_processes_that_fail_are_ended_and_the_next_ones_work(
     processes.close()
 
 
-def test_a_job_whose_child_ended_says_so(program: Callable[[str], Path]) -> None:
-    program(ANSWER + f"answer((0, {worker.ENDED!r}, 0.0)); time.sleep(600)")
+@pytest.mark.parametrize(("answer", "error"), [(worker.ENDED, KilledError), (worker.HUNG, HungError)])
+def test_a_job_whose_child_ended_says_so(
+    program: Callable[[str], Path], answer: str, error: type[NotCompiledError]
+) -> None:
+    program(ANSWER + f"answer((0, {answer!r}, 0.0)); time.sleep(600)")
     processes = pool.WorkerPool()
-    assert type(failure_of_a_job(processes)) is KilledError
+    assert type(failure_of_a_job(processes)) is error
     processes.close()
 
 

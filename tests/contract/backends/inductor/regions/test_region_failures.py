@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.parallel import inline
+from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.site import Hook, RegionSite
 
 from ....rig import TOKENS, TOLERANCE, Block, Rig, Stopper, original, random, seeded, tokens
@@ -148,6 +150,17 @@ class TestNoArtifact:
             assert bound.error(tokens()) == 0
             assert bound.error(tokens()) == 0
 
+    @pytest.mark.parametrize("is_behind", [False, True])
+    def test_an_empty_input_first_runs_eagerly_and_other_sizes_compiled(self, is_behind: bool) -> None:
+        rig = Rig(InductorBackend(), workers=0)
+        bound = rig.bind(seeded(Block))
+        with rig.expect({"compile_failed": 3}, eager_calls=3):
+            for batch, count in ((2, 0), (0, 5), (2, 0)):
+                assert bound(tokens(count, batch), is_behind=is_behind).shape == (batch, count, 4)
+        with rig.expect(region_compiles=1, verifications=1, region_calls=2, graph_calls=2):
+            assert bound.error(tokens(5)) <= TOLERANCE
+            assert bound.error(tokens(9)) <= TOLERANCE
+
     def test_an_error_of_the_block_itself_is_the_callers(self, cold: Rig) -> None:
         bound = cold.bind(seeded(Block))
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), cold.expect():
@@ -212,6 +225,15 @@ class TestInputs:
         expected = x * 2
         assert torch.equal(bound(x), expected + 1)
         assert torch.equal(x, expected)
+
+    def test_the_sizes_that_a_region_remembers_are_bounded(self, cold: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(region, "_MOST_SHAPES", 4)
+        bound = cold.bind(seeded(Block))
+        with cold.expect(region_compiles=1, verifications=ANY, region_calls=20, graph_calls=20):
+            for count in (*range(2, 12), *range(2, 12)):
+                assert bound.error(tokens(count)) <= TOLERANCE
+        (known,) = [each for each in cold.backend.table._regions.values() if each.label == "Block"]  # type: ignore
+        assert len(known.by_shapes) == 4
 
 
 class TestWrongArtifacts:

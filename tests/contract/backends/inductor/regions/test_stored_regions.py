@@ -22,6 +22,7 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile import artifacts
 from compile_cache.backends.inductor.compile.artifacts import pack, unpack
 from compile_cache.backends.inductor.compile.environment import environment_of
+from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
 from compile_cache.torch_facts.flags import torch_flags
@@ -230,7 +231,7 @@ def test_an_artifact_that_does_not_load_is_removed_and_compiled_again(
 def test_an_artifact_that_finds_no_memory_is_loaded_by_the_next_call(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(payload: bytes) -> Any:
+    def full(*given: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("out of memory")
 
     rig = process(copied, workers=0)
@@ -363,7 +364,7 @@ def test_a_graph_that_cannot_be_pickled_is_refused_by_name(kept: Path) -> None:
 
 
 def test_a_full_disk_costs_a_compile_and_no_artifact(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(payload: bytes) -> Any:
+    def full(*given: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before, rig = store_of(copied).names(), process(copied)
@@ -371,3 +372,54 @@ def test_a_full_disk_costs_a_compile_and_no_artifact(copied: Path, monkeypatch: 
     with rig.expect(region_compiles=2, region_calls=4, graph_calls=1, verifications=ANY):
         assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
     assert set(before) <= set(store_of(copied).names())
+
+
+# What a load may raise for reasons that are not in the file.
+OF_THE_MOMENT: list[Exception] = [
+    *[OSError(code, os.strerror(code)) for code in errno.errorcode],
+    OSError("libcode.so: failed to map segment from shared object"),  # a temporary folder without programs
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    AssertionError("Torch not compiled with CUDA enabled"),
+    ImportError("cannot import name 'launcher'"),
+    MemoryError(),
+    RecursionError("maximum recursion depth exceeded"),
+]
+STEPS = ("_expect_instructions", "private_cache", "place", "remove_other_source", "launch_by_address")
+
+
+def test_no_fault_of_the_moment_deletes_a_region(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the region tried again in this process."""
+    names, (artifact, *_) = store_of(copied).names(), everything(store_of(copied))
+    for number, error in enumerate(OF_THE_MOMENT):
+        store = store_of(copied)
+        with monkeypatch.context() as patch:
+
+            def fail(*given: Any, error: Exception = error) -> Any:
+                raise error
+
+            patch.setattr(artifacts, STEPS[number % len(STEPS)], fail)
+            assert region.Region(artifact.key, "Block").load(store) == 0, repr(error)
+        assert region.Region(artifact.key, "Block").load(store) == 0, repr(error)
+        assert store.names() == names, repr(error)
+    with (rig := process(copied)).expect(region_loads=2, region_calls=4, graph_calls=1):
+        assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+
+
+# A start whose C++ compiler is there and fails. Prints what its calls counted.
+WITH_A_COMPILER = """
+import sys
+from pathlib import Path
+from tests.contract.rig import Model, inputs, seeded
+from tests.contract.backends.inductor.regions.test_stored_regions import process
+
+rig = process(Path(sys.argv[1]), workers=0)
+assert rig.bind(seeded(Model)).error(*inputs()) <= 1e-4
+print(rig.cache.stats.counters.region_loads)
+"""
+
+
+def test_a_compiler_that_fails_deletes_no_region(copied: Path, tmp_path: Path) -> None:
+    names, empty = store_of(copied).names(), {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    for compiler, loads in (("false", "0"), ("g++", "2")):
+        assert run_python(WITH_A_COMPILER, copied, CXX=compiler, **empty).strip() == loads
+        assert set(names) <= set(store_of(copied).names())
