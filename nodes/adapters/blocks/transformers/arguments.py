@@ -13,6 +13,7 @@ from .....compile_cache.regions.gguf_weights import without_class
 from .....compile_cache.regions.site import Dims
 from ..common import UnusableArgumentError
 from .catalogue import made_from
+from .options import BlockOptions, BlocksOwn
 
 # What an argument consists of, as nested tuples: equal layouts differ only in tensors and whole numbers.
 Layout = tuple[Any, ...]
@@ -61,6 +62,37 @@ def put_together(layout: Layout, inputs: Sequence[torch.Tensor]) -> dict[str, An
     count = sum(1 for each in _leaves(layout) if each is _TENSOR or each == _TENSOR)
     tensors, numbers = iter(inputs[:count]), iter(inputs[count:])
     return {name: _value(part, tensors, numbers) for name, part in layout}
+
+
+def take_apart_result(value: Any, tensors: list[torch.Tensor]) -> Layout:
+    """The layout of what a block computed, whose tensors go to `tensors`. `put_together_result` reads it.
+
+    A whole number becomes an empty tensor, as in `Arguments.inputs`, whatever it is: it may follow a size, and is a
+    symbol in a trace. Raises UnusableArgumentError.
+    """
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _TENSOR
+    if kind is int or kind is torch.SymInt:
+        tensors.append(torch.empty((value, 0)))
+        return _NUMBER
+    if isinstance(value, BlockOptions):
+        return ("object", BlocksOwn, take_apart_result(value.own, tensors))
+    if kind in (tuple, list):
+        return ("items", kind, *(take_apart_result(each, tensors) for each in value))
+    if kind is dict:
+        return ("dict", *((name, take_apart_result(each, tensors)) for name, each in value.items()))
+    made = made_from(kind)
+    if made is not None:
+        return ("object", kind, *(take_apart_result(getattr(value, each), tensors) for each in made[0]))
+    return _layout("result", value, [], [])
+
+
+def put_together_result(layout: Layout, tensors: Sequence[torch.Tensor]) -> Any:
+    """A result from its layout and its tensors; `BlocksOwn` in place of the options that the block was given."""
+    left = iter(tensors)
+    return _value(layout, left, left)
 
 
 def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple[Dims, ...]:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 X = torch.linspace(-1, 2, 24).reshape(2, 3, 4)
 
@@ -30,3 +32,57 @@ def test_no_kernel_is_measured_while_it_learns_what_a_block_reads(
     for _ in range(2):
         assert torch.equal(block(X), X + 1)
     assert measures == [False, True, True]
+
+
+@pytest.fixture
+def noted(comfy: None, adapter: Callable[[str], ModuleType]) -> Callable[[torch.nn.Module], tuple[Any, list[Any]]]:
+    """`noted(block)`: what stands in for its forward, and the sites that it runs."""
+    module = adapter("blocks.transformers.block_forward")
+    module._learned.cache_clear()
+
+    def stand_in(block: torch.nn.Module) -> tuple[Any, list[Any]]:
+        sites: list[Any] = []
+
+        def run(site: Any, *inputs: torch.Tensor) -> Any:
+            sites.append(site)
+            return site.function(site.module, *inputs)
+
+        return module.RecognisedBlock("blocks.0", block, run, lambda reason: None, "of this test"), sites
+
+    return stand_in
+
+
+def test_an_argument_as_by_default_makes_no_other_region(noted: Callable[..., Any]) -> None:
+    class Block(torch.nn.Module):
+        def forward(
+            self, x: torch.Tensor, mask: Any = None, flag: bool = False, mode: str = "a", by: int = 1
+        ) -> torch.Tensor:
+            return x + by if mask is None and not flag else x * 2
+
+    runs, sites = noted(Block())
+    for args in ((), (None,), (None, False), (None, False, "a"), (None, False, "a", 1)):
+        assert torch.equal(runs(X, *args), X + 1)
+    for named in ({"mask": None}, {"by": 1, "flag": False}, {"mode": "a", "mask": None}):
+        assert torch.equal(runs(X, **named), X + 1)
+    assert len(set(sites)) == 1
+    assert torch.equal(runs(X, None, True), X * 2)
+    assert len(set(sites)) == 2
+
+
+@pytest.mark.parametrize("rows", [2, 5, 6, 17])
+def test_a_loop_over_parts_of_a_size_is_traced_for_every_size(noted: Callable[..., Any], rows: int) -> None:
+    class Block(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.clone()
+            part = (x.shape[0] + 1) // 2
+            for start in range(0, x.shape[0], part):
+                x[start : min(start + part, x.shape[0])] += start
+            for turn in range(2):
+                x = x * (turn + 1)
+            return x
+
+    runs, sites = noted(Block())
+    traced_at, other = torch.rand(8, 3), torch.rand(rows, 3)
+    runs(traced_at)
+    graph = make_fx(lambda x: sites[0].function(sites[0].module, x)[0], tracing_mode="symbolic")(traced_at)
+    assert torch.equal(graph(other), Block()(other))
