@@ -13,7 +13,6 @@ from .....compile_cache.regions.gguf_weights import without_class
 from .....compile_cache.regions.site import Dims
 from ..common import UnusableArgumentError
 from .catalogue import made_from
-from .options import BlockOptions, BlocksOwn
 
 # What an argument consists of, as nested tuples: equal layouts differ only in tensors and whole numbers.
 Layout = tuple[Any, ...]
@@ -64,57 +63,25 @@ def put_together(layout: Layout, inputs: Sequence[torch.Tensor]) -> dict[str, An
     return {name: _value(part, tensors, numbers) for name, part in layout}
 
 
-def take_apart_result(value: Any, tensors: list[torch.Tensor]) -> Layout:
-    """The layout of what a block computed, whose tensors go to `tensors`. `put_together_result` reads it.
-
-    A whole number becomes an empty tensor, as in `Arguments.inputs`, whatever it is: it may follow a size, and is a
-    symbol in a trace. Raises UnusableArgumentError.
-    """
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _TENSOR
-    if kind is int or kind is torch.SymInt:
-        tensors.append(torch.empty((value, 0)))
-        return _NUMBER
-    if isinstance(value, BlockOptions):
-        return ("object", BlocksOwn, take_apart_result(value.own, tensors))
-    if kind in (tuple, list):
-        return ("items", kind, *(take_apart_result(each, tensors) for each in value))
-    if kind is dict:
-        return ("dict", *((name, take_apart_result(each, tensors)) for name, each in value.items()))
-    made = made_from(kind)
-    if made is not None:
-        return ("object", kind, *(take_apart_result(getattr(value, each), tensors) for each in made[0]))
-    return _layout("result", value, [], [])
-
-
-def put_together_result(layout: Layout, tensors: Sequence[torch.Tensor]) -> Any:
-    """A result from its layout and its tensors; `BlocksOwn` in place of the options that the block was given."""
-    left = iter(tensors)
-    return _value(layout, left, left)
-
-
 def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple[Dims, ...]:
     """The dimensions of a region's inputs. Every one is a symbol of its own, except those of size 1.
 
     Where sizes must agree, tracing finds it and keeps a guard, and where one must be a certain number (a width) too. So
     no name has to say that two sizes are the same, and none that happen to be equal are taken for the same.
 
-    A first dimension of size 1 is a batch of one if the first tensor's is 1 too: it is a symbol, traced as 2 (see
-    `general_hints`). `shared`: tensors that have a first dimension of 1 whatever the batch.
+    A first dimension of size 1 is a batch of one, a symbol that is traced as 2 (see `general_hints`), but for those of
+    `shared`: tensors that have a first dimension of 1 whatever the batch.
 
     A table of rotations has only its tokens as a symbol beside the batch. Nothing else would say that the number of
     heads is fixed, and kernels would divide by it for each element.
     """
-    one = arguments.tensors[0].shape[:1] == (1,)
     found = []
     for number, tensor in enumerate(arguments.tensors):
         fixed = _fixed_in_rotations(tensor.shape)
         found.append(
             tuple(
                 _name(number, axis)
-                if axis not in fixed and (size != 1 or (axis == 0 and one and number not in shared))
+                if axis not in fixed and (size != 1 or (axis == 0 and number not in shared))
                 else None
                 for axis, size in enumerate(tensor.shape)
             )

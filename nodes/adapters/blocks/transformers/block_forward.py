@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +17,18 @@ from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.keys import repr_digest
 from .....compile_cache.regions.site import Bypass, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import TORCH_OWN
+from .....compile_cache.torch_facts.private_names import pytree
 from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
 from ...comfyui.transformer_options import OVERRIDE, PATCHES
 from ..common import UnusableArgumentError, original
-from .arguments import Arguments, Layout, dims_of, put_together, put_together_result, shared_by_batch, take_apart
-from .catalogue import left_out_arguments, shared_arguments, time_arguments
-from .options import BlockOptions, Reads, RefusedOptionError, fits, given_to_patch, with_answers
-from .shares import ANSWERS, RESULTS, Place, Share, Stop, routed_part
+from .arguments import Arguments, Layout, dims_of, put_together, shared_by_batch, take_apart
+from .catalogue import is_catalogued, left_out_arguments, shared_arguments, time_arguments
+from .options import BlockOptions, Reads, RefusedOptionError, fits, with_answers
+from .shares import ANSWERS, RESULTS, Share, Stop, routed_part
 from .traced import OPTIONS, POSITION, call_original, copied_back, run_block
+
+logger = logging.getLogger(__name__)
 
 # More layouts than this of one kind of block mean that a plain value changes from call to call.
 _MOST_LAYOUTS = 16
@@ -34,12 +39,14 @@ class _Call:
     """One kind of call of a block: what it reads of transformer_options, and why no region may serve it, if so.
 
     written: numbers of the tensors that the block writes to. stop: where it is cut. idle: parts that it does not run.
+    either: numbers of the tensors of which it takes one row for the whole batch as well as one for each picture.
     """
 
     reads: Reads
     written: tuple[int, ...] = ()
     stop: Stop | None = None
     idle: tuple[str, ...] = ()
+    either: frozenset[int] = frozenset()
     refused: BypassReason | None = None
 
 
@@ -104,16 +111,11 @@ class RecognisedBlock:
             result, written = self._run(site, *arguments.inputs())
             if call.stop is None:
                 return copied_back(result, written, [arguments.tensors[number] for number in call.written])
-            found = put_together_result(call.stop.layout, result)
-            results.update(found["kept"])
-            code = self._code_at(call.stop.place, options)
-            answers.append(code(*given_to_patch(found["args"], options), **given_to_patch(found["kwargs"], options)))
-
-    def _code_at(self, place: Place, options: Mapping[str, Any]) -> Callable[..., Any]:
-        if isinstance(place, str):
-            return self._block.get_submodule(place)
-        code: Callable[..., Any] = options[PATCHES][place[0]][place[1]]
-        return code
+            args, kwargs, kept = call.stop.given(result, options)
+            results.update(zip(call.stop.kept, kept, strict=True))
+            where = call.stop.place
+            code = self._block.get_submodule(where) if isinstance(where, str) else options[PATCHES][where[0]][where[1]]
+            answers.append(code(*args, **kwargs))
 
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments in one order, however the call gives them, and without those that are as by default."""
@@ -153,7 +155,7 @@ class RecognisedBlock:
         except RefusedOptionError as error:
             return _Call(reads, refused=error.reason)
         what = ""
-        if (OVERRIDE,) not in reads and chosen_attention.default() != chosen_attention.TORCHS:
+        if share.stop is None and (OVERRIDE,) not in reads and chosen_attention.default() != chosen_attention.TORCHS:
             what = "may call the attention of a start option, which no trace can follow"
         if after.layout != arguments.layout or any(a is not b for a, b in zip(after.tensors, copies, strict=False)):
             what = "changes a list or a dict of its caller's"
@@ -162,26 +164,65 @@ class RecognisedBlock:
         if not what:
             tensors = enumerate(zip(arguments.tensors, copies, strict=False))
             written = tuple(number for number, (before, after) in tensors if not torch.equal(before, after))
-            return _Call(reads, written, share.stop, share.idle if share.stop or ANSWERS in given else ())
+            if share.stop or ANSWERS in given:
+                return _Call(reads, written, share.stop, share.idle(self._block))
+            return _Call(reads, written, either=self._either(arguments, options, passes_options) - {*written})
         text = f"{self._kind} {what}; such blocks run eagerly"
         return _Call(reads, refused=BypassReason(BypassCode.OBSERVED_INPUT, text))
+
+    def _either(self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool) -> frozenset[int]:
+        """See `_Call.either`. A call of batch 1 does not show it, so the block's own code runs at batch 2.
+
+        Of a catalogued block the shared arguments are known: none.
+        """
+        if is_catalogued(type(self._block)):
+            return frozenset()
+
+        def results(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            given = put_together(arguments.layout, [each.clone() for each in inputs])
+            extra = {OPTIONS: BlockOptions(self._kind, {}, options)} if passes_options else {}
+            with of_the_blocks():
+                return list(pytree.tree_leaves(call_original(self._block, {**given, **extra})))
+
+        inputs, batch = arguments.inputs(), len(arguments.tensors[0])
+        found = [n for n, each in enumerate(arguments.tensors) if n and each.ndim and len(each) in (1, batch)]
+        whole = [each[:1].repeat_interleave(max(batch, 2), 0) if n in found else each for n, each in enumerate(inputs)]
+        whole[0] = torch.cat([inputs[0], inputs[0].flip(-1)]) if batch == 1 else inputs[0]
+        either = set()
+        try:
+            expected = results(whole)
+            for n in found:
+                with contextlib.suppress(Exception):  # the block does not take one row
+                    if all(map(_alike, results([*whole[:n], inputs[n][:1], *whole[n + 1 :]]), expected)):
+                        either.add(n)
+        except Exception as error:
+            logger.debug("Resolute: %s does not run at batch 2", self._kind, exc_info=error)
+        return frozenset(either)
 
     def _site(self, arguments: Arguments, call: _Call, passes_options: bool, cuts: int) -> RegionSite:
         """cuts: of the block before this share of it."""
         layout = arguments.layout
-        shared = self._learned.shared.get(layout)
-        if shared is None:
-            shared = frozenset(n for n, name in enumerate(arguments.names) if name in self._shared_arguments)
-        shared = self._learned.shared[layout] = shared | shared_by_batch(arguments)
+        known = self._learned.shared.get(layout)
+        named = frozenset(n for n, name in enumerate(arguments.names) if name in self._shared_arguments)
+        shared = named if known is None else known
+        new = shared_by_batch(arguments) - call.either - shared
+        if new and known is not None:
+            names = sorted({arguments.names[number] for number in new})
+            logger.info("Resolute: %s compiles again, because a batch shares its %s", self._kind, ", ".join(names))
+        shared = self._learned.shared[layout] = shared | new
+        if any(len(arguments.tensors[n]) not in (1, len(arguments.tensors[0])) for n in call.either):
+            raise UnusableArgumentError("it gets arguments of other batches")
         dims = dims_of(arguments, shared)
         key = (layout, dims, id(call))
         site = self._sites.get(key)
         if site is None:
-            structure = repr_digest((self._structure, layout, sorted(call.reads.items()), call.written, call.stop))
+            structure = repr_digest(
+                (self._structure, layout, sorted(call.reads.items()), call.written, call.stop, sorted(call.either))
+            )
             reads = call.reads if passes_options else None
             share = ("between" if cuts else "enter") if call.stop else "exit" if cuts else ""
             kind = f"{self._kind}.{share}" if share else self._kind
-            function = functools.partial(run_block, layout, self._kind, reads, call.written, call.stop)
+            function = functools.partial(run_block, layout, self._kind, reads, call.written, call.stop, call.either)
             times = self._times(arguments, call) if not share else ()
             site = RegionSite(self._name, kind, self._block, function, dims, call.idle, structure, times=times)
             self._sites[key] = site
@@ -202,6 +243,14 @@ def _parameters_of(kind: type[torch.nn.Module]) -> tuple[tuple[str, ...], dict[s
         return (), {}
     named = [each for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     return tuple(each.name for each in named), {each.name: each.default for each in named}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Two results differ by no more than kernels for other batches do."""
+    if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+        return bool(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
+    difference = torch.linalg.vector_norm(one.float() - other.float())
+    return one.shape == other.shape and bool(difference <= torch.finfo(one.dtype).eps ** 0.75 * other.float().norm())
 
 
 def _attributes(block: torch.nn.Module) -> list[tuple[str, int]]:

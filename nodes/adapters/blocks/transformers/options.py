@@ -7,7 +7,7 @@ notes every name that the block looks up. A call fits a region if all these name
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from .....compile_cache.errors import BypassCode, BypassReason
@@ -70,12 +70,7 @@ class BlockOptions(dict[str, Any]):
     """
 
     def __init__(
-        self,
-        kind: str,
-        reads: Reads,
-        given: Mapping[str, Any] | None = None,
-        path: Path = (),
-        meet: Any = None,
+        self, kind: str, reads: Reads, given: Mapping[str, Any] | None = None, path: Path = (), meet: Any = None
     ) -> None:
         """kind: the class of the block, for people. path: names that lead from the root of the options to here.
 
@@ -162,29 +157,13 @@ class BlockOptions(dict[str, Any]):
         return True
 
 
-class BlocksOwn:
-    """Stands for the options that a block gives to a patch. own: what it put there itself."""
-
-    def __init__(self, own: dict[str, Any]) -> None:
-        self.own = own
-
-
-def given_to_patch(value: Any, options: Mapping[str, Any]) -> Any:
-    """The arguments of a patch with the options of the call in them."""
-    if isinstance(value, BlocksOwn):
-        return {**options, **value.own}
-    if type(value) is dict:
-        return {name: given_to_patch(each, options) for name, each in value.items()}
-    return type(value)(given_to_patch(each, options) for each in value) if type(value) in (tuple, list) else value
-
-
 def with_answers(options: Mapping[str, Any], answers: list[Any]) -> dict[str, Any]:
     """Options whose patches first give these answers, in this order: what ran already must not run again."""
 
-    def answering(patch: Callable[..., Any]) -> Callable[..., Any]:
+    def answering(patch: Any) -> Any:
         return lambda *args, **kwargs: answers.pop(0) if answers else patch(*args, **kwargs)
 
-    patches = options.get(PATCHES) or {}
+    patches = options[PATCHES]
     return {**options, PATCHES: {kind: [answering(each) for each in patches[kind]] for kind in patches}}
 
 

@@ -10,39 +10,62 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .....compile_cache.regions.slots import swapped
-from ..common import UnusableArgumentError
-from .arguments import Layout, take_apart_result
+from .....compile_cache.torch_facts.private_names import pytree
 from .catalogue import is_routed
+from .options import BlockOptions
 
 # What a share gets beside the block's arguments.
 ANSWERS = "answers of the code at the cuts before"
 RESULTS = "results of the parts before"
 
-Place = str | tuple[str, int]  # the name of a routed part, or the kind of a patch and its number
 
+class Stop(NamedTuple):
+    """How a share ends that is not the last.
 
-@dataclass(frozen=True)
-class Stop:
-    """How a share ends that is not the last. layout: of the arguments at the cut, and of the results in `kept`.
-
-    kept: names of the parts whose results the next shares need.
+    place: the name of a routed part, or the kind of a patch and its number. kept: names of the parts whose results the
+    next shares need. layout: of the arguments at the place, and these results.
     """
 
-    place: Place
-    layout: Layout
+    place: str | tuple[str, int]
     kept: tuple[str, ...]
+    layout: tuple[Any, ...]
+
+    def given(self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> tuple[Any, Any, list[Any]]:
+        """The arguments at the place, by position and by name, and the results. options: what the block was given."""
+        spec, inner, kinds, places = self.layout
+        left = iter(tensors)
+        flat = [next(left) if kind is torch.Tensor else len(next(left)) if kind is int else kind for kind in kinds]
+        leaves = pytree.tree_unflatten(flat, inner)
+        for place in places:
+            leaves[place] = {**options, **leaves[place]}
+        found: tuple[Any, Any, list[Any]] = pytree.tree_unflatten(leaves, spec)
+        return found
+
+
+def _taken_apart(given: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    """Tensors and the `Stop.layout`. A whole number travels as an empty tensor: in a trace it may be a symbol."""
+    leaves, spec = pytree.tree_flatten(given)
+    places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, BlockOptions))
+    flat, inner = pytree.tree_flatten([leaf.own if isinstance(leaf, BlockOptions) else leaf for leaf in leaves])
+    kinds = [torch.Tensor if isinstance(leaf, torch.Tensor) else _number_or(leaf) for leaf in flat]
+    moved = [(leaf, kind) for leaf, kind in zip(flat, kinds, strict=True) if kind in (torch.Tensor, int)]
+    tensors = [leaf if kind is torch.Tensor else moved[0][0].new_empty((leaf, 0)) for leaf, kind in moved]
+    return tensors, (spec, inner, tuple(kinds), places)
+
+
+def _number_or(leaf: Any) -> Any:
+    return int if type(leaf) in (int, torch.SymInt) else leaf
 
 
 class _StoppedAt(Exception):
-    def __init__(self, place: Place, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, place: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__("reached a cut")
-        self.place, self.given = place, {"args": args, "kwargs": dict(kwargs)}
+        self.place, self.args_and_names = place, (args, dict(kwargs))
 
 
 def routed_part(block: torch.nn.Module) -> str:
@@ -54,28 +77,26 @@ def routed_part(block: torch.nn.Module) -> str:
 class Share:
     """One run of a block's forward, up to the first cut that has no answer.
 
-    stop: the end, afterwards; None if the forward ran to its own. idle: parts of the block that it did not run.
+    stop: the end, afterwards; None if the forward ran to its own.
     """
 
     def __init__(self, answers: Sequence[Any], results: Mapping[str, Any], kept: Sequence[str] | None = None) -> None:
         """kept: see `Stop`; None: find out which parts these are."""
-        self._answers, self._results, self._kept = list(answers), dict(results), kept
-        self._noted: dict[str, list[tuple[Any, list[torch.Tensor]]]] = {}
-        self._before, self._called, self._ran = frozenset(results), set[str](), set[str]()
+        self._answers, self._results, self._kept, self._known = list(answers), dict(results), kept, frozenset(results)
+        self._noted: dict[str, list[Any]] = {}
+        self._called, self._ran = set[str](), set[str]()
         self.stop: Stop | None = None
-        self.idle: tuple[str, ...] = ()
 
-    def meet(self, place: Place, *args: Any, **kwargs: Any) -> Any:
+    def meet(self, place: Any, *args: Any, **kwargs: Any) -> Any:
         """Called in place of the code at a cut."""
         if self._answers:
             return self._answers.pop(0)
         raise _StoppedAt(place, args, kwargs)
 
     def run(self, block: torch.nn.Module, forward: Callable[[], Any]) -> Any:
-        """The result of `forward`, which is the block's, or the tensors of `stop.layout` at the cut."""
-        routed = routed_part(block)
-        parts = [(name, part) for name, part in block.named_modules() if name]
-        needed = None if self._kept is None else {*self._kept, *self._results, routed}
+        """The result of `forward`, which is the block's, or the tensors of `Stop.given` at a cut."""
+        routed, parts = routed_part(block), [(name, part) for name, part in block.named_modules() if name]
+        needed = None if self._kept is None else {*self._kept, *self._known, routed}
         swaps = [
             (vars(part), "forward", functools.partial(self._run_part, name, part.forward, name == routed))
             for name, part in parts
@@ -85,16 +106,10 @@ class Share:
             with swapped(swaps):
                 return forward()
         except _StoppedAt as reached:
-            if self._kept is None:
-                self._kept = [name for name, part in parts if name in self._noted and self._is_kept(name, part)]
-            if not set(self._kept) <= self._noted.keys():
-                raise UnusableArgumentError("it does not call its parts in the same order every time") from None
-            given = {**reached.given, "kept": {name: self._noted[name][0][0] for name in self._kept}}
-            tensors: list[torch.Tensor] = []
-            self.stop = Stop(reached.place, take_apart_result(given, tensors), tuple(self._kept))
+            kept = [name for name, part in parts if self._is_kept(name, part)]
+            tensors, layout = _taken_apart((*reached.args_and_names, [self._noted[name][0] for name in kept]))
+            self.stop = Stop(reached.place, tuple(kept), layout)
             return tensors
-        finally:
-            self.idle = tuple(name for name, _ in parts if self._is_idle(name))
 
     def _run_part(self, name: str, forward: Callable[..., Any], is_routed: bool, *args: Any, **kwargs: Any) -> Any:
         self._called.add(name)
@@ -102,36 +117,28 @@ class Share:
             return self._results.pop(name)
         if is_routed:
             return self.meet(name, *args, **kwargs)
-        self._ran.add(name)
         result = forward(*args, **kwargs)
-        for inner in [each for each in self._noted if each.startswith(f"{name}.")]:
-            del self._noted[inner]
-        self._noted.setdefault(name, []).append((result, self._copies(result)))
+        self._ran.add(name)
+        if all(isinstance(each, torch.Tensor) for each in pytree.tree_leaves(result)):
+            self._noted = {one: each for one, each in self._noted.items() if not one.startswith(f"{name}.")}
+            # A clone, since the block may write into the result.
+            self._noted.setdefault(name, []).append(pytree.tree_map(torch.clone, result))
         return result
 
-    def _copies(self, result: Any) -> list[torch.Tensor]:
-        return [each.clone() for each in _tensors(result)] if self._kept is None else []
-
-    def _is_idle(self, name: str) -> bool:
-        """The part did not run, nor one in it, nor one around it that calls no part and so may read its weights."""
-        if any(f"{ran}.".startswith(f"{name}.") for ran in self._ran):
-            return False
-        around = max((ran for ran in self._ran if name.startswith(f"{ran}.")), key=len, default=None)
-        return around is None or any(called.startswith(f"{around}.") for called in self._called)
-
     def _is_kept(self, name: str, part: torch.nn.Module) -> bool:
-        """The part is worth it, ran once, and what it gave is as it was: else the next share runs it again."""
-        if (
-            name in self._before
-            or len(self._noted[name]) > 1
-            or not any(weight.ndim > 1 for weight in part.parameters())
-        ):
-            return False
-        result, copies = self._noted[name][0]
-        return all(map(torch.equal, _tensors(result), copies))
+        """The part is worth it, and ran once: else the next share runs it again."""
+        if self._kept is not None:
+            return name in self._kept and name in self._noted
+        has_matrix = any(weight.ndim > 1 for weight in part.parameters())
+        return has_matrix and name not in self._known and len(self._noted.get(name, ())) == 1
 
+    def idle(self, block: torch.nn.Module) -> tuple[str, ...]:
+        """Parts that did not run, nor one in them, nor one around them that calls no part and so may read weights."""
 
-def _tensors(result: Any) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    take_apart_result(result, tensors)
-    return tensors
+        def is_idle(name: str) -> bool:
+            if any(f"{ran}.".startswith(f"{name}.") for ran in self._ran):
+                return False
+            around = max((ran for ran in self._ran if name.startswith(f"{ran}.")), key=len, default=None)
+            return around is None or any(called.startswith(f"{around}.") for called in self._called)
+
+        return tuple(name for name, _ in block.named_modules() if name and is_idle(name))

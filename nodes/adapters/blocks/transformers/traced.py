@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -24,16 +24,18 @@ def run_block(
     reads: Reads | None,
     written: Sequence[int],
     stop: Stop | None,
+    either: Collection[int],
     block: torch.nn.Module,
     *inputs: torch.Tensor,
 ) -> tuple[Any, list[torch.Tensor]]:
     """The function of a site: the block's result, and what it wrote to the tensors `written`.
 
     A region must not write to its inputs, so the block gets clones of them. reads: None for a block that is called
-    without transformer_options. stop: the cut at which the site ends, whose tensors are the result. Raises
-    UnusableArgumentError where the block ends elsewhere.
+    without transformer_options. stop: the cut at which the site ends, whose tensors are the result. either: tensors
+    with one row for all of the batch, or a row for each. Raises UnusableArgumentError where the block ends elsewhere.
     """
     own = [tensor.clone() if number in written else tensor for number, tensor in enumerate(inputs)]
+    own = [_a_row_for_each(tensor, inputs[0]) if number in either else tensor for number, tensor in enumerate(own)]
     given = put_together(layout, own)
     share = Share(given.pop(ANSWERS, ()), given.pop(RESULTS, {}), () if stop is None else stop.kept)
     if reads is not None:
@@ -42,6 +44,15 @@ def run_block(
     if share.stop != stop:
         raise UnusableArgumentError("it does not call other code in the same order every time")
     return result, [own[number] for number in written] if stop is None else []
+
+
+def _a_row_for_each(tensor: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """The tensor with as many rows as the first one: where a trace has a symbol for its own, that may be 1 too."""
+    if not isinstance(tensor.shape[0], torch.SymInt):
+        return tensor
+    place = torch.arange(first.shape[0], device=tensor.device) % tensor.shape[0]
+    rows: torch.Tensor = torch.ops.aten._unsafe_index(tensor, [place])
+    return rows
 
 
 def copied_back(result: Any, written: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:

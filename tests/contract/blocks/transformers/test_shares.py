@@ -138,7 +138,7 @@ def forward(
         ("attention twice", [".enter", ".exit"], [{"last"}, {"gate"}]),
         ("gate again", [".enter", ".exit"], [{"last"}, {"attention"}]),
         ("last first", [".enter", ".exit"], [{"gate"}, {"gate", "attention"}]),
-        ("result changed before the cut", [".enter", ".exit"], [{"last"}, {"attention"}]),
+        ("result changed before the cut", [".enter", ".exit"], [{"last"}, {"gate", "attention"}]),
         ("result changed after the cut", [".enter", ".exit"], [{"last"}, {"gate", "attention"}]),
         ("experts twice", [".enter", ".between", ".exit"], [{"last"}, {"gate", "last"}, {"gate"}]),
     ],
