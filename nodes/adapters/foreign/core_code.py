@@ -19,8 +19,8 @@ _READS_COND_ORDER = "comfy.ldm.seedvr.model"
 
 # Patches of blocks that core's nodes make, and that write to nothing but what they return: the file of each.
 _PATCHES = {
-    "KV_Attn_Input.__call__": "nodes_flux.py",
-    "NAGuidance.execute.<locals>.nag_attention_output_patch": "nodes_nag.py",
+    "KV_Attn_Input.__call__": "comfy_extras/nodes_flux.py",
+    "NAGuidance.execute.<locals>.nag_attention_output_patch": "comfy_extras/nodes_nag.py",
 }
 
 
@@ -76,13 +76,11 @@ def is_patch_of_core(patch: Any) -> bool:
     """A patch is one of those in `_PATCHES`: a block may be cut around it."""
     function = patch if isinstance(patch, FunctionType) else vars(type(patch)).get("__call__")
     name = _PATCHES.get(function.__qualname__) if isinstance(function, FunctionType) else None
-    if name is None:
-        return False
-    file = getattr(sys.modules.get(author_of(function)), "__file__", None)
-    return (
-        Path(file or "")
-        == Path(sys.modules["comfy.model_management"].__file__ or "").parents[1] / "comfy_extras" / name
-    )
+    return name is not None and _file(author_of(function)) == _file("comfy.model_management").parents[1] / name
+
+
+def _file(module: str) -> Path:
+    return Path(getattr(sys.modules.get(module), "__file__", None) or "").resolve()
 
 
 def may_read_cond_order(kind: type) -> bool:

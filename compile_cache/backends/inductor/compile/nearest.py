@@ -40,8 +40,8 @@ def evenly_spaced(
     start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any
 ) -> torch.Tensor:
     """The numbers of torch.linspace, with its arguments; from the nearer end, as torch computes them."""
-    place = torch.arange(steps, dtype=dtype or torch.get_default_dtype(), device=device)
-    last = place[-1:]
+    dtype = dtype or torch.get_default_dtype()
+    place, last = torch.arange(steps, dtype=dtype, device=device), torch.full((), steps - 1, dtype=dtype, device=device)
     step = (end - start) / last.clamp(min=1)
     return torch.where(place * 2 <= last, start + step * place, end - step * (last - place))
 

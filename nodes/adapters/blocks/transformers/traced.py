@@ -14,6 +14,8 @@ from .arguments import Layout, put_together
 from .options import BlockOptions, Reads
 from .shares import ANSWERS, RESULTS, Share, Stop
 
+_aten = torch.ops.aten
+
 OPTIONS = "transformer_options"
 POSITION = "*"  # with a number: an argument of a forward that names none
 
@@ -51,7 +53,7 @@ def _a_row_for_each(tensor: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor.shape[0], torch.SymInt):
         return tensor
     place = torch.arange(first.shape[0], device=tensor.device) % tensor.shape[0]
-    rows: torch.Tensor = torch.ops.aten._unsafe_index(tensor, [place])
+    rows: torch.Tensor = _aten._unsafe_index(tensor, [place])
     return rows
 
 
