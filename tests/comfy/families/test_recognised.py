@@ -1,7 +1,6 @@
 """Models without a row in the catalogue: what their first call does not show costs no compile later.
 
-At batch 1 no tensor shows if a batch shares it. PixelDiT makes a table of rotations from whole numbers in its blocks,
-and loops over parts of its rows.
+At batch 1 no tensor shows if a batch shares it.
 """
 
 from __future__ import annotations
@@ -15,14 +14,6 @@ from .kit import Bench, forget_regions, run_traces
 from .models import Arguments, Model, Size, noise
 
 RECOGNISED = {
-    "PixelDiT": Model(
-        "pixeldit.model.PixDiT_T2I",
-        {
-            "num_groups": 2, "hidden_size": 64, "pixel_hidden_size": 8, "pixel_attn_hidden_size": 32,
-            "pixel_num_groups": 2, "patch_depth": 3, "pixel_depth": 2, "txt_embed_dim": 32,
-        },
-        lambda size: given(size, noise(size.batch, 3, 16 * size.height, 16 * size.width), 32), 2, 5, granted="sizes",
-    ),
     "Kandinsky 5": Model(
         "kandinsky5.model.Kandinsky5",
         {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,19 +70,4 @@ def copied_back(result: Any, written: Sequence[torch.Tensor], tensors: Sequence[
 
 def call_original(block: torch.nn.Module, given: Mapping[str, Any]) -> Any:
     positional = [value for name, value in given.items() if name.startswith(POSITION)]
-    named = {name: value for name, value in given.items() if not name.startswith(POSITION)}
-    forward = type(block).forward
-    if isinstance(forward, FunctionType) and "range" in forward.__code__.co_names:
-        names = {**forward.__globals__, "range": _range}
-        own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-        own.__kwdefaults__ = forward.__kwdefaults__
-        return own(block, *positional, **named)
-    return original(block, *positional, **named)
-
-
-def _range(*given: Any) -> Iterable[Any]:
-    """`range`, in which the number of turns is a guard where a trace has symbols: Python's takes each for its size."""
-    start, stop, step = (0, *given, 1) if len(given) == 1 else (*given, 1)[:3]
-    if not any(isinstance(each, torch.SymInt) for each in given):
-        return range(*given)
-    return [start + turn * step for turn in range((stop - start + step - 1) // step)]
+    return original(block, *positional, **{k: v for k, v in given.items() if not k.startswith(POSITION)})

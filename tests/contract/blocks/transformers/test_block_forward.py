@@ -70,25 +70,6 @@ def test_an_argument_as_by_default_makes_no_other_region(noted: Callable[..., An
     assert len(set(sites)) == 2
 
 
-@pytest.mark.parametrize("rows", [2, 5, 6, 17])
-def test_a_loop_over_parts_of_a_size_is_traced_for_every_size(noted: Callable[..., Any], rows: int) -> None:
-    class Block(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x.clone()
-            part = (x.shape[0] + 1) // 2
-            for start in range(0, x.shape[0], part):
-                x[start : min(start + part, x.shape[0])] += start
-            for turn in range(2):
-                x = x * (turn + 1)
-            return x
-
-    runs, sites = noted(Block())
-    traced_at, other = torch.rand(8, 3), torch.rand(rows, 3)
-    runs(traced_at)
-    graph = make_fx(lambda x: sites[0].function(sites[0].module, x)[0], tracing_mode="symbolic")(traced_at)
-    assert torch.equal(graph(other), Block()(other))
-
-
 TABLES: dict[str, tuple[bool, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "added": (True, lambda x, table: x + table),
     "cast and added": (True, lambda x, table: x * table.to(x.dtype)[..., :1]),
