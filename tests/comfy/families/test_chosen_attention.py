@@ -101,6 +101,7 @@ def test_the_attention_of_a_start_option_is_part_of_the_block(
     ours = core.ours("comfyui.chosen_attention")
     bench.check(FIRST)
     monkeypatch.setattr(ours, "_PLAIN", frozenset({"pytorch"}))
+    monkeypatch.setattr(core.comfy.model_management, "sage_attention_enabled", lambda: True)
     # The option holds from the start of ComfyUI on, so this is no change within a sampling run.
     for place in (attention, importlib.import_module("comfy.ldm.flux.math")):
         monkeypatch.setattr(place, "optimized_attention", attention.attention_split)
