@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -166,11 +167,13 @@ class RecognisedBlock:
             written = tuple(number for number, (before, after) in tensors if not torch.equal(before, after))
             if share.stop or ANSWERS in given:
                 return _Call(reads, written, share.stop, share.idle(self._block))
-            return _Call(reads, written, either=self._either(arguments, options, passes_options) - {*written})
+            return _Call(reads, written, either=self._either(arguments, options, passes_options, written))
         text = f"{self._kind} {what}; such blocks run eagerly"
         return _Call(reads, refused=BypassReason(BypassCode.OBSERVED_INPUT, text))
 
-    def _either(self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool) -> frozenset[int]:
+    def _either(
+        self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool, written: tuple[int, ...]
+    ) -> frozenset[int]:
         """See `_Call.either`. A call of batch 1 does not show it, so the block's own code runs at batch 2.
 
         Of a catalogued block the shared arguments are known: none.
@@ -179,23 +182,27 @@ class RecognisedBlock:
             return frozenset()
 
         def results(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            given = put_together(arguments.layout, [each.clone() for each in inputs])
+            copies = [each.clone() for each in inputs]
+            given = put_together(arguments.layout, copies)
             extra = {OPTIONS: BlockOptions(self._kind, {}, options)} if passes_options else {}
             with of_the_blocks():
-                return list(pytree.tree_leaves(call_original(self._block, {**given, **extra})))
+                made = pytree.tree_leaves(call_original(self._block, {**given, **extra}))
+            return [*made, *(copies[number] for number in written)]
 
-        inputs, batch = arguments.inputs(), len(arguments.tensors[0])
-        found = [n for n, each in enumerate(arguments.tensors) if n and each.ndim and len(each) in (1, batch)]
-        whole = [each[:1].repeat_interleave(max(batch, 2), 0) if n in found else each for n, each in enumerate(inputs)]
-        whole[0] = torch.cat([inputs[0], inputs[0].flip(-1)]) if batch == 1 else inputs[0]
         either = set()
         try:
+            inputs, batch = arguments.inputs(), len(arguments.tensors[0])
+            found = [n for n, each in enumerate(arguments.tensors) if n and each.ndim and len(each) in (1, batch)]
+            count = max(batch, 2)
+            whole = [each[:1].repeat_interleave(count, 0) if n in found else each for n, each in enumerate(inputs)]
+            whole[0] = torch.cat([inputs[0], inputs[0].flip(-1)]) if batch == 1 else inputs[0]
             expected = results(whole)
-            for n in found:
+            for n in found if expected else ():
                 with contextlib.suppress(Exception):  # the block does not take one row
-                    if all(map(_alike, results([*whole[:n], inputs[n][:1], *whole[n + 1 :]]), expected)):
+                    pairs = zip(results([*whole[:n], inputs[n][:1], *whole[n + 1 :]]), expected, strict=True)
+                    if all(itertools.starmap(_alike, pairs)):
                         either.add(n)
-        except Exception as error:
+        except Exception as error:  # what the block raises at another batch is no fault of the call
             logger.debug("Resolute: %s does not run at batch 2", self._kind, exc_info=error)
         return frozenset(either)
 

@@ -16,7 +16,7 @@ class TestedFamily(NamedTuple):
     """name: for people. networks: the models that the tests run, below `comfy.ldm`. blocks: their repeated blocks.
 
     shared: arguments of these blocks whose first dimension is 1 whatever the batch, as a table of positions. In a batch
-    of one they look like arguments that follow the batch; recognition finds out with a second compile.
+    of one they look like arguments that follow the batch; of other blocks, recognition tries it out at batch 2.
     time: arguments that follow the noise level alone (and the pooled text, with Flux and SD3). All blocks of a call get
     the same tensors there, and nothing writes to them.
     left_out: arguments with their values that core gives these blocks in some calls and leaves out in others, though
