@@ -7,30 +7,24 @@ import torch
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
-from ..comfyui import chosen_attention, version
+from ..comfyui import chosen_attention
 from ..foreign.trust import trusted_hooks
 from . import vaes
 from .transformers import recognise
 from .unets import unet
 
-_OPAQUE_ATTENTION = BypassReason(
-    BypassCode.PATCHED_BLOCK,
-    "ComfyUI computes attention by kernels that a trace cannot follow (SageAttention, FlashAttention or xFormers); "
-    "transformer blocks run eagerly",
-)
-
 
 def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass; nor has a
-    block with attention that cannot be traced, or that the model's file chose.
+    block with attention that no name of core's has, or that the model's file chose.
     """
     if role in VAE_ROLES:
         coder = vaes.coder_of(module, role)
         found = [] if coder is None else coder.hooks(module, run, bypass)
     else:
-        traceable = version.attention_is_traceable() if unet.is_unet(module) else chosen_attention.default() is not None
-        if not traceable:
-            bypass(_OPAQUE_ATTENTION)
+        if chosen_attention.default() is None:
+            text = f"{chosen_attention.why_unknown({})}; transformer blocks run eagerly"
+            bypass(BypassReason(BypassCode.PATCHED_BLOCK, text))
         found = [*unet.hooks(module, run, bypass), *recognise.hooks(module, run, bypass)]
     return [hook for hook in trusted_hooks(found, bypass) if not _has_own_attention(hook, bypass)]
 

@@ -28,19 +28,6 @@ class StopHere(torch.nn.Module):
         raise StoppedAt(x, context)
 
 
-class RecordResult(torch.nn.Module):
-    """Runs a part, and keeps its results."""
-
-    def __init__(self, part: torch.nn.Module) -> None:
-        super().__init__()
-        self.part = part
-        self.results: list[Any] = []
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.results.append(self.part(*args, **kwargs))
-        return self.results[-1]
-
-
 class FixedResult(torch.nn.Module):
     """Returns a given result in place of a part, for one call. Raises UnusableArgumentError in a second one."""
 
@@ -50,12 +37,8 @@ class FixedResult(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.results:
-            raise other_order()
+            raise UnusableArgumentError("it does not call its parts once each, in the order in which it has them")
         return self.results.pop()
-
-
-def other_order() -> UnusableArgumentError:
-    return UnusableArgumentError("it does not call its parts once each, in the order in which it has them")
 
 
 def in_place(block: torch.nn.Module, others: Mapping[str, torch.nn.Module]) -> AbstractContextManager[None]:

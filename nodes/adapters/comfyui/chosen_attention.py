@@ -18,6 +18,7 @@ import torch
 
 from ....compile_cache.attention import chosen
 from ....compile_cache.foreign.authors import author_of
+from ....compile_cache.foreign.names import module_of, name_of_class
 from ....compile_cache.regions.slots import all_parts
 from ..foreign.trust import attention_of_pack
 from .transformer_options import OVERRIDE
@@ -40,6 +41,11 @@ def attention_of(options: Mapping[str, Any]) -> str | None:
 
 def why_unknown(options: Mapping[str, Any]) -> str:
     """Why the attention of a call is not known, a sentence without its full stop."""
+    if options.get(OVERRIDE) is None:
+        own = _core().optimized_attention
+        is_function = isinstance(own, types.FunctionType)  # a wrapper may have copied the name of core's
+        name = f"{module_of(own)}.{own.__code__.co_name}" if is_function else name_of_class(type(own))
+        return f"another pack put {name} in the place of ComfyUI's attention"
     why = attention_of_pack(options.get(OVERRIDE))[1]
     return f"another node overrides attention ({why})" if why else "another node overrides attention"
 

@@ -101,21 +101,6 @@ def make_clone_of(clone: Any, patcher: Any) -> None:
         clone.clone_base_uuid = patcher.clone_base_uuid
 
 
-def attention_is_traceable() -> bool:
-    """Core's attention is plain torch. Tracing cannot follow the kernels of SageAttention and others.
-
-    Where another pack replaced it, the blocks that reach it say so themselves (`CodeReach`).
-    """
-    mm = comfy.model_management
-    foreign = (
-        "sage_attention_enabled",
-        "flash_attention_enabled",
-        "xformers_enabled",
-        "comfy_kitchen_attention_enabled",
-    )
-    return not any(getattr(mm, name, lambda: False)() for name in foreign)
-
-
 def vae_attention_is_traceable() -> bool:
     """The VAE's attention is torch's. The others slice by free memory, and a trace would freeze the slices."""
     return bool(comfy.model_management.pytorch_attention_enabled_vae())

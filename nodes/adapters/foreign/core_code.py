@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 
-from ....compile_cache.foreign.authors import is_written_by, is_written_for
+from ....compile_cache.foreign.authors import author_of, is_written_by, is_written_for
 from ....compile_cache.foreign.names import full_name, module_of, origin
 
 _COMFYUI = "comfy"
 # The only one of core's models that reads which parts of the batch are positive and which negative.
 _READS_COND_ORDER = "comfy.ldm.seedvr.model"
+
+# Patches of blocks that core's nodes make, and that write to nothing but what they return: the file of each.
+_PATCHES = {
+    "KV_Attn_Input.__call__": "comfy_extras/nodes_flux.py",
+    "NAGuidance.execute.<locals>.nag_attention_output_patch": "comfy_extras/nodes_nag.py",
+}
 
 
 def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
@@ -61,6 +70,17 @@ def is_known_forward(module: torch.nn.Module, forward: Any) -> bool:
     """A forward is the module's own method, by the author of its class. TAESD's decoder is a Sequential of torch's."""
     own = inspect.ismethod(forward) and forward.__self__ is module
     return own and is_written_for(forward.__func__, type(module), ("torch",))
+
+
+def is_patch_of_core(patch: Any) -> bool:
+    """A patch is one of those in `_PATCHES`: a block may be cut around it."""
+    function = patch if isinstance(patch, FunctionType) else vars(type(patch)).get("__call__")
+    name = _PATCHES.get(function.__qualname__) if isinstance(function, FunctionType) else None
+    return name is not None and _file(author_of(function)) == _file("comfy.model_management").parents[1] / name
+
+
+def _file(module: str) -> Path:
+    return Path(getattr(sys.modules.get(module), "__file__", None) or "").resolve()
 
 
 def may_read_cond_order(kind: type) -> bool:

@@ -73,7 +73,7 @@ class ModuleHooks:
 
     def _build_if_changed(self) -> None:
         module = self._module()
-        attention = (chosen_attention.default(), version.attention_is_traceable(), version.vae_attention_is_traceable())
+        attention = (chosen_attention.default(), version.vae_attention_is_traceable())
         now = (self._weights.code(), *attention)
         if module is None or now == self._built_for:
             return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -90,7 +92,7 @@ def test_a_function_that_is_not_registered_makes_blocks_run_eagerly(
     assert bench.check(FIRST, options, bypasses={"patched_block": 1})["region_calls"] == 0
 
 
-@pytest.mark.parametrize("bench", ["Flux"], indirect=True)
+@pytest.mark.parametrize("bench", ["Flux", "SVD"], indirect=True)
 def test_the_attention_of_a_start_option_is_part_of_the_block(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
@@ -99,13 +101,47 @@ def test_the_attention_of_a_start_option_is_part_of_the_block(
     ours = core.ours("comfyui.chosen_attention")
     bench.check(FIRST)
     monkeypatch.setattr(ours, "_PLAIN", frozenset({"pytorch"}))
+    monkeypatch.setattr(core.comfy.model_management, "sage_attention_enabled", lambda: True)
     # The option holds from the start of ComfyUI on, so this is no change within a sampling run.
     for place in (attention, importlib.import_module("comfy.ldm.flux.math")):
         monkeypatch.setattr(place, "optimized_attention", attention.attention_split)
     assert ours.default() == "split"
     bench.begin_run()
-    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+    counted = bench.check(FIRST)
+    assert 0 < counted["region_compiles"] <= bench.model.compiles  # blocks of a UNet without attention keep their code
+    assert counted["region_calls"] == bench.model.calls
     bench.check_all(SIZES)
+
+
+def function(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return importlib.import_module("comfy.ldm.modules.attention").attention_pytorch(*args, **kwargs)
+
+
+@pytest.mark.parametrize("bench", ["Flux", "SVD"], indirect=True)
+@pytest.mark.parametrize("other", ["function", "wrapper", "partial", "object"])
+def test_the_reason_names_what_a_pack_put_in_the_place_of_cores_attention(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, bench: Bench, other: str
+) -> None:
+    attention = importlib.import_module("comfy.ldm.modules.attention")
+    others = {
+        "function": (function, f"{__name__}.function"),
+        "wrapper": (functools.wraps(attention.attention_sub_quad)(function), f"{__name__}.function"),
+        "partial": (functools.partial(function), "functools.partial"),
+        "object": (Mock(spec=[]), "unittest.mock.Mock"),
+    }
+    value, name = others[other]
+    monkeypatch.setattr(attention, "optimized_attention", value)
+    reasons: list[str] = []
+    hooks = hooked(core, bench, reasons)
+    assert not any("Transformer" in label[0] or "Stream" in label[0] for hook in hooks for label in hook.labels)
+    assert reasons == [f"another pack put {name} in the place of ComfyUI's attention; transformer blocks run eagerly"]
+
+
+def hooked(core: SimpleNamespace, bench: Bench, reasons: list[str]) -> list[Any]:
+    hooks: list[Any] = core.ours("blocks.families").hooks_of(
+        bench.module, core.roles.UNET, None, lambda reason: reasons.append(reason.detail)
+    )
+    return hooks
 
 
 @pytest.mark.parametrize("bench", ["Flux"], indirect=True)
@@ -120,9 +156,8 @@ def test_a_block_whose_attention_the_models_file_chose_runs_eagerly(
         block.comfy_attention = torch.nn.Identity()
         block.comfy_attention.function = None
     blocks[0].comfy_attention.function = attention.attention_split
-    hooks_of, reasons = core.ours("blocks.families").hooks_of, []
-    hooks = hooks_of(bench.module, core.roles.UNET, None, lambda reason: reasons.append(reason.detail))
-    assert [hook.module for hook in hooks] == blocks[1:]
+    reasons: list[str] = []
+    assert [hook.module for hook in hooked(core, bench, reasons)] == blocks[1:]
     kind = type(blocks[0]).__name__
     assert reasons == [f"the model's file chooses the attention of {kind} blocks (pytorch); they run eagerly"]
     assert bench.check(FIRST, bypasses={"patched_block": 1})["region_calls"] == bench.model.calls - 1

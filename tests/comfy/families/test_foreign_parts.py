@@ -60,7 +60,10 @@ def test_where_a_kernel_hides_attention_its_blocks_say_so_and_leaving_them_out_c
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_traces(core, monkeypatch)
-    monkeypatch.setattr(core.comfy.model_management, "sage_attention_enabled", lambda: True)
+    attention = importlib.import_module("comfy.ldm.modules.attention")
+    monkeypatch.setattr(
+        attention, "optimized_attention", lambda *args, **kwargs: attention.attention_pytorch(*args, **kwargs)
+    )
     bench = Bench(core, MODELS["SVD"], left_out=("SpatialVideoTransformer",))
     bench._forward.count_regions()
     counted = bench.check(Size(1, 8, 8, 5), bypasses={"patched_block": 1})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..rig import flux_prompt, node
+from ..rig import flux_prompt, node, with_sampling
 from .kit import Check
 from .placing import check_placed, placed
 
@@ -37,3 +37,25 @@ def test_a_chosen_attention_runs_inside_compiled_blocks(
 
 def test_torchs_own_chosen_by_name_is_what_blocks_compute_anyway(check: Check, prompt: Any) -> None:
     check(prompt, placed(prompt, [TORCHS], "before", check.backend), forwards=STEPS)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        node("NAGuidance", nag_scale=5.0, nag_alpha=0.5, nag_tau=1.5),
+        pytest.param(node("FluxKVCache"), marks=pytest.mark.long),
+    ],
+    ids=lambda patch: patch["class_type"],
+)
+def test_a_patch_of_cores_own_runs_between_compiled_parts_of_a_block(
+    check: Check, prompt: Any, make_model: Any, seeds: Any, patch: dict[str, Any]
+) -> None:
+    if patch["class_type"] not in check.bench.client.get("/object_info"):
+        pytest.skip("this ComfyUI has no such node")
+    prompt = with_sampling(flux_prompt(prompt, make_model("flux-tiny")), cfg=3.0)
+    check.bench.run(placed(prompt, [patch], "before", check.backend))  # it compiles
+    for width, batch in ((136, 1), (168, 2)):
+        prompt["latent"]["inputs"].update(width=width, batch_size=batch)
+        prompt["sample"]["inputs"]["seed"] = next(seeds)
+        run = check_placed(check, prompt, [patch], "before", forwards=STEPS)
+        assert check.on_cuda or check.backend != "inductor" or run.rise["region_calls"] > 0

@@ -1,7 +1,9 @@
-"""Upsampling by a whole number of nearest pixels: each place of the result reads the one that it repeats.
+"""Results that torch computes from sizes, computed from the index of each place: sizes are symbols here.
 
-Torch computes that place from quotients of the sizes, which are symbols here: two divisions in float64 in each thread,
-of which a GeForce does one where it does 64 in float32.
+Upsampling by a whole number of nearest pixels reads the place that it repeats. Torch computes that place from quotients
+of the sizes: two divisions in float64 in each thread, of which a GeForce does one where it does 64 in float32.
+
+`torch.linspace` takes no symbol for its steps: it would make code for each size.
 """
 
 from __future__ import annotations
@@ -17,17 +19,31 @@ _NEAREST = ("nearest", "nearest-exact")  # which are the same for whole numbers
 
 
 class ByIndex(TorchFunctionMode):
-    """Inside, in this thread, torch.nn.functional.interpolate does so for maps that lie channels-last."""
+    """Inside, in this thread, torch.linspace does so, and torch.nn.functional.interpolate for maps that lie
+    channels-last.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
+        if function is torch.linspace and any(isinstance(each, torch.SymInt) for each in (*args, *given.values())):
+            return evenly_spaced(*args, **given)
         if function is not torch.nn.functional.interpolate or len(args) != 1:
             return function(*args, **given)
         (x,) = args
         factors = _factors(x.ndim - 2, given) if is_channels_last(x) else ()
         return repeated(x, factors) if factors else function(x, **given)
+
+
+def evenly_spaced(
+    start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any
+) -> torch.Tensor:
+    """The numbers of torch.linspace, with its arguments; from the nearer end, as torch computes them."""
+    dtype = dtype or torch.get_default_dtype()
+    place, last = torch.arange(steps, dtype=dtype, device=device), torch.full((), steps - 1, dtype=dtype, device=device)
+    step = (end - start) / last.clamp(min=1)
+    return torch.where(place * 2 <= last, start + step * place, end - step * (last - place))
 
 
 def repeated(x: torch.Tensor, factors: Sequence[int]) -> torch.Tensor:

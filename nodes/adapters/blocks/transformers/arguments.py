@@ -69,20 +69,19 @@ def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple
     Where sizes must agree, tracing finds it and keeps a guard, and where one must be a certain number (a width) too. So
     no name has to say that two sizes are the same, and none that happen to be equal are taken for the same.
 
-    A first dimension of size 1 is a batch of one if the first tensor's is 1 too: it is a symbol, traced as 2 (see
-    `general_hints`). `shared`: tensors that have a first dimension of 1 whatever the batch.
+    A first dimension of size 1 is a batch of one, a symbol that is traced as 2 (see `general_hints`), but for those of
+    `shared`: tensors that have a first dimension of 1 whatever the batch.
 
     A table of rotations has only its tokens as a symbol beside the batch. Nothing else would say that the number of
     heads is fixed, and kernels would divide by it for each element.
     """
-    one = arguments.tensors[0].shape[:1] == (1,)
     found = []
     for number, tensor in enumerate(arguments.tensors):
         fixed = _fixed_in_rotations(tensor.shape)
         found.append(
             tuple(
                 _name(number, axis)
-                if axis not in fixed and (size != 1 or (axis == 0 and one and number not in shared))
+                if axis not in fixed and (size != 1 or (axis == 0 and number not in shared))
                 else None
                 for axis, size in enumerate(tensor.shape)
             )

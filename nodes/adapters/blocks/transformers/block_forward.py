@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+import itertools
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,27 +16,20 @@ import torch
 from .....compile_cache.attention.chooser import of_the_blocks
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.keys import repr_digest
-from .....compile_cache.regions.site import Bypass, RegionFunction, RegionRunner, RegionSite
+from .....compile_cache.regions.site import Bypass, RegionRunner, RegionSite
 from .....compile_cache.regions.structure import TORCH_OWN
+from .....compile_cache.torch_facts.private_names import pytree
 from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
-from ...comfyui.transformer_options import OVERRIDE
+from ...comfyui.transformer_options import OVERRIDE, PATCHES
 from ..common import UnusableArgumentError, original
 from .arguments import Arguments, Layout, dims_of, put_together, shared_by_batch, take_apart
-from .catalogue import shared_arguments, time_arguments
-from .experts import Cut, cut_of, pass_by
-from .options import BlockOptions, Reads, RefusedOptionError, fits
-from .traced import (
-    MADE,
-    OPTIONS,
-    POSITION,
-    RESULTS,
-    call_original,
-    copied_back,
-    run_after_routed,
-    run_before_routed,
-    run_block,
-)
+from .catalogue import is_catalogued, left_out_arguments, shared_arguments, time_arguments
+from .options import BlockOptions, Reads, RefusedOptionError, fits, with_answers
+from .shares import ANSWERS, RESULTS, Share, Stop, routed_part
+from .traced import OPTIONS, POSITION, call_original, copied_back, run_block
+
+logger = logging.getLogger(__name__)
 
 # More layouts than this of one kind of block mean that a plain value changes from call to call.
 _MOST_LAYOUTS = 16
@@ -43,11 +39,15 @@ _MOST_LAYOUTS = 16
 class _Call:
     """One kind of call of a block: what it reads of transformer_options, and why no region may serve it, if so.
 
-    written: numbers of the tensors that the block writes to.
+    written: numbers of the tensors that the block writes to. stop: where it is cut. idle: parts that it does not run.
+    either: numbers of the tensors of which it takes one row for the whole batch as well as one for each picture.
     """
 
     reads: Reads
     written: tuple[int, ...] = ()
+    stop: Stop | None = None
+    idle: tuple[str, ...] = ()
+    either: frozenset[int] = frozenset()
     refused: BypassReason | None = None
 
 
@@ -79,46 +79,51 @@ class RecognisedBlock:
         self._bypass = bypass
         self._structure = structure
         self._learned = _learned(structure)
-        self._names = _parameters_of(type(block))
+        self._names, self._defaults = _parameters_of(type(block))
+        self._left_out = left_out_arguments(block)
         self._shared_arguments = shared_arguments(block)
         self._time_arguments = time_arguments(block)
-        self._cut = cut_of(block)
         self._sites: dict[tuple[Any, ...], RegionSite] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        answers: list[Any] = []
         try:
             given = self._by_name(args, kwargs)
             passes_options = OPTIONS in given or OPTIONS in self._names
             options = given.pop(OPTIONS, None) or {}
-            arguments = take_apart(given)
-            call = self._call(arguments, options, passes_options)
-            if self._cut is None:
-                result, written = self._run(self._site(arguments, call, passes_options), *arguments.inputs())
-            else:
-                result, written = self._run_apart(self._cut, given, call, passes_options), ()
+            return self._run_shares(given, options, passes_options, answers)
         except UnusableArgumentError as error:
             self._bypass(BypassReason(BypassCode.OBSERVED_INPUT, f"{self._kind}: {error}; such blocks run eagerly"))
         except RefusedOptionError as error:
             self._bypass(error.reason)
-        else:
-            return copied_back(result, written, [arguments.tensors[number] for number in call.written])
+        if answers and not routed_part(self._block):  # a patch that remembers something ran
+            return call_original(self._block, {**given, OPTIONS: with_answers(options, answers)})
         return original(self._block, *args, **kwargs)
 
-    def _run_apart(self, cut: Cut, given: Mapping[str, Any], call: _Call, passes_options: bool) -> Any:
-        """Two regions, and the routed part between them. Raises UnusableArgumentError."""
-        if call.written:
-            raise UnusableArgumentError("it writes to its inputs")
-        arguments = take_apart(given)
-        results, x = self._run(self._site(arguments, call, passes_options, "enter"), *arguments.inputs())
-        made = self._block.get_submodule(cut.part)(x)
-        arguments = take_apart({**given, RESULTS: results, MADE: made})
-        return self._run(self._site(arguments, call, passes_options, "exit"), *arguments.inputs())
+    def _run_shares(
+        self, given: Mapping[str, Any], options: Mapping[str, Any], passes_options: bool, answers: list[Any]
+    ) -> Any:
+        """A region for each share of the block, and between them the code at which it is cut; `answers` are of that."""
+        results: dict[str, Any] = {}
+        while True:
+            arguments = take_apart({**given, ANSWERS: answers, RESULTS: results} if answers else given)
+            call = self._call(arguments, options, passes_options)
+            site = self._site(arguments, call, passes_options, len(answers))
+            result, written = self._run(site, *arguments.inputs())
+            if call.stop is None:
+                return copied_back(result, written, [arguments.tensors[number] for number in call.written])
+            args, kwargs, kept = call.stop.given(result, options)
+            results.update(zip(call.stop.kept, kept, strict=True))
+            where = call.stop.place
+            code = self._block.get_submodule(where) if isinstance(where, str) else options[PATCHES][where[0]][where[1]]
+            answers.append(code(*args, **kwargs))
 
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments in one order, however the call gives them."""
+        """The arguments in one order, however the call gives them, and without those that are as by default."""
         names = [*self._names, *[f"{POSITION}{n}" for n in range(len(self._names), len(args))]]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        return {name: given[name] for name in (*names, *sorted(given.keys() - set(names))) if name in given}
+        given = {**self._left_out, **dict(zip(names, args, strict=False)), **kwargs}
+        ordered = [name for name in (*names, *sorted(given.keys() - set(names))) if name in given]
+        return {name: given[name] for name in ordered if given[name] is not self._defaults.get(name, given)}
 
     def _call(self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool) -> _Call:
         """The known kind of call that this one is, or a new one. Raises RefusedOptionError."""
@@ -141,19 +146,17 @@ class RecognisedBlock:
         copies = [tensor.clone() for tensor in arguments.inputs()]
         given = put_together(arguments.layout, copies)
         attributes = _attributes(self._block)
-        extra = {OPTIONS: BlockOptions(self._kind, reads, options)} if passes_options else {}
-        forward = functools.partial(call_original, self._block, {**given, **extra})
+        share = Share(given.get(ANSWERS, ()), given.get(RESULTS, {}))
+        extra = {OPTIONS: BlockOptions(self._kind, reads, options, meet=share.meet)} if passes_options else {}
+        own = {name: value for name, value in given.items() if name not in (ANSWERS, RESULTS)}
         try:
             with of_the_blocks():  # to measure kernels can wait for compiled code: a second in a first prompt
-                if self._cut is None:
-                    forward()
-                else:
-                    pass_by(self._block, self._cut, forward)
+                share.run(self._block, functools.partial(call_original, self._block, {**own, **extra}))
             after = take_apart(given)
         except RefusedOptionError as error:
             return _Call(reads, refused=error.reason)
         what = ""
-        if (OVERRIDE,) not in reads and chosen_attention.default() != chosen_attention.TORCHS:
+        if share.stop is None and (OVERRIDE,) not in reads and chosen_attention.default() != chosen_attention.TORCHS:
             what = "may call the attention of a start option, which no trace can follow"
         if after.layout != arguments.layout or any(a is not b for a, b in zip(after.tensors, copies, strict=False)):
             what = "changes a list or a dict of its caller's"
@@ -161,27 +164,74 @@ class RecognisedBlock:
             what = "keeps something from call to call"
         if not what:
             tensors = enumerate(zip(arguments.tensors, copies, strict=False))
-            return _Call(reads, tuple(number for number, (before, after) in tensors if not torch.equal(before, after)))
+            written = tuple(number for number, (before, after) in tensors if not torch.equal(before, after))
+            if share.stop or ANSWERS in given:
+                return _Call(reads, written, share.stop, share.idle(self._block))
+            return _Call(reads, written, either=self._either(arguments, options, passes_options, written))
         text = f"{self._kind} {what}; such blocks run eagerly"
         return _Call(reads, refused=BypassReason(BypassCode.OBSERVED_INPUT, text))
 
-    def _site(self, arguments: Arguments, call: _Call, passes_options: bool, share: str = "") -> RegionSite:
-        """share: "enter" or "exit" for one region of a block that is cut, else the whole block."""
+    def _either(
+        self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool, written: tuple[int, ...]
+    ) -> frozenset[int]:
+        """See `_Call.either`. A call of batch 1 does not show it, so the block's own code runs at batch 2.
+
+        Of a catalogued block the shared arguments are known: none.
+        """
+        if is_catalogued(type(self._block)):
+            return frozenset()
+
+        def results(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            copies = [each.clone() for each in inputs]
+            given = put_together(arguments.layout, copies)
+            extra = {OPTIONS: BlockOptions(self._kind, {}, options)} if passes_options else {}
+            with of_the_blocks():
+                made = pytree.tree_leaves(call_original(self._block, {**given, **extra}))
+            return [*made, *(copies[number] for number in written)]
+
+        either = set()
+        try:
+            inputs, batch = arguments.inputs(), len(arguments.tensors[0])
+            found = [n for n, each in enumerate(arguments.tensors) if n and each.ndim and len(each) in (1, batch)]
+            count = max(batch, 2)
+            whole = [each[:1].repeat_interleave(count, 0) if n in found else each for n, each in enumerate(inputs)]
+            whole[0] = torch.cat([inputs[0], inputs[0].flip(-1)]) if batch == 1 else inputs[0]
+            expected = results(whole)
+            for n in found if expected else ():
+                with contextlib.suppress(Exception):  # the block does not take one row
+                    pairs = zip(results([*whole[:n], inputs[n][:1], *whole[n + 1 :]]), expected, strict=True)
+                    if all(itertools.starmap(_alike, pairs)):
+                        either.add(n)
+        except Exception as error:  # what the block raises at another batch is no fault of the call
+            logger.debug("Resolute: %s does not run at batch 2", self._kind, exc_info=error)
+        return frozenset(either)
+
+    def _site(self, arguments: Arguments, call: _Call, passes_options: bool, cuts: int) -> RegionSite:
+        """cuts: of the block before this share of it."""
         layout = arguments.layout
-        shared = self._learned.shared.get(layout)
-        if shared is None:
-            shared = frozenset(n for n, name in enumerate(arguments.names) if name in self._shared_arguments)
-        shared = self._learned.shared[layout] = shared | shared_by_batch(arguments)
+        known = self._learned.shared.get(layout)
+        named = frozenset(n for n, name in enumerate(arguments.names) if name in self._shared_arguments)
+        shared = named if known is None else known
+        new = shared_by_batch(arguments) - call.either - shared
+        if new and known is not None:
+            names = sorted({arguments.names[number] for number in new})
+            logger.info("Resolute: %s compiles again, because a batch shares its %s", self._kind, ", ".join(names))
+        shared = self._learned.shared[layout] = shared | new
+        if any(len(arguments.tensors[n]) not in (1, len(arguments.tensors[0])) for n in call.either):
+            raise UnusableArgumentError("it gets arguments of other batches")
         dims = dims_of(arguments, shared)
-        key = (layout, dims, id(call), share)
+        key = (layout, dims, id(call))
         site = self._sites.get(key)
         if site is None:
-            structure = repr_digest((self._structure, layout, sorted(call.reads.items()), call.written))
+            structure = repr_digest(
+                (self._structure, layout, sorted(call.reads.items()), call.written, call.stop, sorted(call.either))
+            )
             reads = call.reads if passes_options else None
+            share = ("between" if cuts else "enter") if call.stop else "exit" if cuts else ""
             kind = f"{self._kind}.{share}" if share else self._kind
-            function, without = self._function(layout, reads, call.written, share)
+            function = functools.partial(run_block, layout, self._kind, reads, call.written, call.stop, call.either)
             times = self._times(arguments, call) if not share else ()
-            site = RegionSite(self._name, kind, self._block, function, dims, without, structure, times=times)
+            site = RegionSite(self._name, kind, self._block, function, dims, call.idle, structure, times=times)
             self._sites[key] = site
         return site
 
@@ -192,23 +242,20 @@ class RecognisedBlock:
         times = [arguments.tensors[number] for number in found]
         return found if all(each.ndim == 2 or (each.ndim == 3 and each.shape[1] == 1) for each in times) else ()
 
-    def _function(
-        self, layout: Layout, reads: Reads | None, written: Sequence[int], share: str
-    ) -> tuple[RegionFunction, tuple[str, ...]]:
-        """The function of a site, and the modules inside the block that it does not run."""
-        if self._cut is None or not share:
-            return functools.partial(run_block, layout, self._kind, reads, written), ()
-        if share == "enter":
-            return functools.partial(run_before_routed, layout, self._kind, reads, self._cut), self._cut.outside_before
-        return functools.partial(run_after_routed, layout, self._kind, reads, self._cut), self._cut.outside_after
 
-
-def _parameters_of(kind: type[torch.nn.Module]) -> tuple[str, ...]:
-    """The names of the parameters of a class's forward that may be given by position."""
+def _parameters_of(kind: type[torch.nn.Module]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of the parameters of a class's forward that may be given by position, and the defaults of these."""
     parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
     if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
-        return ()
-    return tuple(each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return (), {}
+    named = [each for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return tuple(each.name for each in named), {each.name: each.default for each in named}
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Two results differ by no more than kernels for other batches do. Raises for other things than tensors."""
+    close = torch.finfo(one.dtype).eps ** 0.75 * other.float().norm()
+    return one.shape == other.shape and bool((one.float() - other.float()).norm() <= close)
 
 
 def _attributes(block: torch.nn.Module) -> list[tuple[str, int]]:

@@ -16,9 +16,11 @@ class TestedFamily(NamedTuple):
     """name: for people. networks: the models that the tests run, below `comfy.ldm`. blocks: their repeated blocks.
 
     shared: arguments of these blocks whose first dimension is 1 whatever the batch, as a table of positions. In a batch
-    of one they look like arguments that follow the batch; recognition finds out with a second compile.
+    of one they look like arguments that follow the batch; of other blocks, recognition tries it out at batch 2.
     time: arguments that follow the noise level alone (and the pooled text, with Flux and SD3). All blocks of a call get
     the same tensors there, and nothing writes to them.
+    left_out: arguments with their values that core gives these blocks in some calls and leaves out in others, though
+    their results are the same.
     """
 
     name: str
@@ -26,6 +28,7 @@ class TestedFamily(NamedTuple):
     blocks: tuple[str, ...]
     shared: tuple[str, ...] = ()
     time: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, Any], ...] = ()
 
 
 _FLUX_BLOCKS = ("flux.layers.DoubleStreamBlock", "flux.layers.SingleStreamBlock")
@@ -66,6 +69,7 @@ FAMILIES = (
         ("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",),
         ("modules.diffusionmodules.mmdit.JointBlock",),
         time=("c",),
+        left_out=(("use_checkpoint", False),),  # it saves memory where gradients are on
     ),
     TestedFamily("HiDream", ("hidream.model.HiDreamImageTransformer2DModel",), ("hidream.model.HiDreamImageBlock",)),
     TestedFamily(
@@ -78,6 +82,7 @@ FAMILIES = (
     ),
 )
 _SHARED = {f"comfy.ldm.{block}": family.shared for family in FAMILIES for block in family.blocks}
+_LEFT_OUT = {f"comfy.ldm.{block}": dict(family.left_out) for family in FAMILIES for block in family.blocks}
 _TIME = {f"comfy.ldm.{block}": family.time for family in FAMILIES for block in family.blocks}
 
 # Parts of blocks that take a tensor of tokens, and pick among experts by its values.
@@ -124,6 +129,11 @@ def shared_arguments(block: torch.nn.Module) -> tuple[str, ...]:
 def time_arguments(block: torch.nn.Module) -> tuple[str, ...]:
     """See `TestedFamily.time`."""
     return _TIME.get(core_name(type(block)), ())
+
+
+def left_out_arguments(block: torch.nn.Module) -> dict[str, Any]:
+    """See `TestedFamily.left_out`."""
+    return _LEFT_OUT.get(core_name(type(block)), {})
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:

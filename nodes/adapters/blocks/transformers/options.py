@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from .....compile_cache.errors import BypassCode, BypassReason
 from ...comfyui import chosen_attention
-from ...comfyui.transformer_options import OVERRIDE, Meaning, names_of
+from ...comfyui.transformer_options import OVERRIDE, PATCHES, Meaning, names_of
+from ...foreign.core_code import is_patch_of_core
 from ..common import traced_attention
 
 _NESTED, _KEYED, _PASSED_ON = map(names_of, (Meaning.PATCHES, Meaning.KEYED, Meaning.PASSED_ON))
@@ -44,9 +45,11 @@ def look_up(options: Mapping[str, Any], path: Path) -> Seen:
         chosen = chosen_attention.attention_of(options)
         return _OTHER if chosen is None else _ABSENT if chosen == chosen_attention.TORCHS else ("value", chosen)
     if name in _NESTED:
-        if len(path) == 1:
-            return _PRESENT
-        return _OTHER if (options.get(name) or {}).get(path[1]) else _ABSENT
+        given = (options.get(name) or {}).get(path[1]) if len(path) > 1 else None
+        if not given:
+            return _ABSENT if len(path) > 1 else _PRESENT
+        is_cut = name == PATCHES and type(given) is list and all(map(is_patch_of_core, given))
+        return ("patched", len(given)) if is_cut else _OTHER
     if name not in options:
         return _ABSENT
     value = options[name]
@@ -66,20 +69,26 @@ class BlockOptions(dict[str, Any]):
     given: the options of a call. None: `reads` answers instead, and the block may look up nothing else.
     """
 
-    def __init__(self, kind: str, reads: Reads, given: Mapping[str, Any] | None = None, path: Path = ()) -> None:
-        """kind: the class of the block, for people. path: names that lead from the root of the options to here."""
+    def __init__(
+        self, kind: str, reads: Reads, given: Mapping[str, Any] | None = None, path: Path = (), meet: Any = None
+    ) -> None:
+        """kind: the class of the block, for people. path: names that lead from the root of the options to here.
+
+        meet: called in place of a patch, with its kind and number before its arguments.
+        """
         super().__init__()
         self._kind = kind
         self._reads = reads
+        self._meet = meet
         self._given = given
         self._path = path
         self._is_copy = False
-        self._own: dict[str, Any] = {}  # what the block put into a copy of its own
+        self.own: dict[str, Any] = {}  # what the block put into a copy of its own
 
     def _find(self, name: str) -> Any:
         """The value under a name, or `_ABSENT`."""
-        if name in self._own:
-            return self._own[name]
+        if name in self.own:
+            return self.own[name]
         path = (*self._path, name)
         if self._given is None:
             seen = self._reads.get(path)
@@ -92,7 +101,9 @@ class BlockOptions(dict[str, Any]):
         if path == (OVERRIDE,):
             return traced_attention if seen == _ABSENT else functools.partial(chosen_attention.run, seen[1])
         if path[0] in _NESTED and len(path) == 1:
-            return BlockOptions(self._kind, self._reads, self._given, path)
+            return BlockOptions(self._kind, self._reads, self._given, path, self._meet)
+        if seen[0] == "patched":
+            return [functools.partial(self._meet, (path[1], number)) for number in range(seen[1])]
         if seen == _PRESENT:
             return Placeholder(self._reason(path, "uses"))
         return seen[1] if seen[0] == "value" else _ABSENT
@@ -121,15 +132,15 @@ class BlockOptions(dict[str, Any]):
         return self._find(str(name)) is not _ABSENT
 
     def copy(self) -> BlockOptions:
-        copied = BlockOptions(self._kind, self._reads, self._given, self._path)
+        copied = BlockOptions(self._kind, self._reads, self._given, self._path, self._meet)
         copied._is_copy = True
-        copied._own = dict(self._own)
+        copied.own = dict(self.own)
         return copied
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not self._is_copy:
             raise RefusedOptionError(self._reason((*self._path, name), "writes"))
-        self._own[name] = value
+        self.own[name] = value
 
     def _as_a_whole(self, *args: Any, **kwargs: Any) -> NoReturn:
         text = f"{self._kind} reads transformer_options as a whole; such blocks run eagerly"
@@ -144,6 +155,16 @@ class BlockOptions(dict[str, Any]):
 
     def __bool__(self) -> bool:
         return True
+
+
+def with_answers(options: Mapping[str, Any], answers: list[Any]) -> dict[str, Any]:
+    """Options whose patches first give these answers, in this order: what ran already must not run again."""
+
+    def answering(patch: Any) -> Any:
+        return lambda *args, **kwargs: answers.pop(0) if answers else patch(*args, **kwargs)
+
+    patches = options[PATCHES]
+    return {**options, PATCHES: {kind: [answering(each) for each in patches[kind]] for kind in patches}}
 
 
 class Placeholder:

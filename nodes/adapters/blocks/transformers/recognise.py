@@ -21,7 +21,7 @@ from ...foreign.trust import why_untrusted
 from ..unets.unet import is_unet
 from .block_forward import RecognisedBlock
 from .catalogue import is_catalogued, variant_of
-from .experts import cut_of
+from .shares import routed_part
 
 # A list with fewer weights than this part of the largest list's costs more to compile than it saves.
 _SMALLEST_PART = 0.1
@@ -49,11 +49,10 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
 def _with_shared_experts(name: str, block: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """A block, and what all tokens run through in its routed part."""
     yield name, block
-    cut = cut_of(block)
-    if cut is not None:
-        for own, part in block.get_submodule(cut.part).named_children():
+    if routed := routed_part(block):
+        for own, part in block.get_submodule(routed).named_children():
             if not isinstance(part, torch.nn.ModuleList) and any(True for _ in part.children()):
-                yield f"{name}.{cut.part}.{own}", part
+                yield f"{name}.{routed}.{own}", part
 
 
 class _Structures:

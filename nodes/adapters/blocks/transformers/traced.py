@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..common import original
+from ..common import UnusableArgumentError, original
 from .arguments import Layout, put_together
-from .experts import Cut, run_after, run_before
 from .options import BlockOptions, Reads
+from .shares import ANSWERS, RESULTS, Share, Stop
+
+_aten = torch.ops.aten
 
 OPTIONS = "transformer_options"
 POSITION = "*"  # with a number: an argument of a forward that names none
-# What the second region of a block with a routed part gets beside the block's arguments.
-RESULTS = "results of the parts before"
-MADE = "result of the routed part"
 
 
 def run_block(
@@ -25,40 +24,36 @@ def run_block(
     kind: str,
     reads: Reads | None,
     written: Sequence[int],
+    stop: Stop | None,
+    either: Collection[int],
     block: torch.nn.Module,
     *inputs: torch.Tensor,
 ) -> tuple[Any, list[torch.Tensor]]:
     """The function of a site: the block's result, and what it wrote to the tensors `written`.
 
     A region must not write to its inputs, so the block gets clones of them. reads: None for a block that is called
-    without transformer_options.
+    without transformer_options. stop: the cut at which the site ends, whose tensors are the result. either: tensors
+    with one row for all of the batch, or a row for each. Raises UnusableArgumentError where the block ends elsewhere.
     """
     own = [tensor.clone() if number in written else tensor for number, tensor in enumerate(inputs)]
-    return call_original(block, _given(layout, kind, reads, own)), [own[number] for number in written]
-
-
-def run_before_routed(
-    layout: Layout, kind: str, reads: Reads | None, cut: Cut, block: torch.nn.Module, *inputs: torch.Tensor
-) -> tuple[list[Any], torch.Tensor]:
-    """The function of a site before a routed part, see `run_before`."""
-    given = _given(layout, kind, reads, inputs)
-    return run_before(block, cut, functools.partial(call_original, block, given))
-
-
-def run_after_routed(
-    layout: Layout, kind: str, reads: Reads | None, cut: Cut, block: torch.nn.Module, *inputs: torch.Tensor
-) -> Any:
-    """The function of a site after a routed part, see `run_after`."""
-    given = _given(layout, kind, reads, inputs)
-    results, made = given.pop(RESULTS), given.pop(MADE)
-    return run_after(block, cut, functools.partial(call_original, block, given), results, made)
-
-
-def _given(layout: Layout, kind: str, reads: Reads | None, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
-    given = put_together(layout, inputs)
+    own = [_a_row_for_each(tensor, inputs[0]) if number in either else tensor for number, tensor in enumerate(own)]
+    given = put_together(layout, own)
+    share = Share(given.pop(ANSWERS, ()), given.pop(RESULTS, {}), () if stop is None else stop.kept)
     if reads is not None:
-        given[OPTIONS] = BlockOptions(kind, reads)
-    return given
+        given[OPTIONS] = BlockOptions(kind, reads, meet=share.meet)
+    result = share.run(block, functools.partial(call_original, block, given))
+    if share.stop != stop:
+        raise UnusableArgumentError("it does not call other code in the same order every time")
+    return result, [own[number] for number in written] if stop is None else []
+
+
+def _a_row_for_each(tensor: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """The tensor with as many rows as the first one: where a trace has a symbol for its own, that may be 1 too."""
+    if not isinstance(tensor.shape[0], torch.SymInt):
+        return tensor
+    place = torch.arange(first.shape[0], device=tensor.device) % tensor.shape[0]
+    rows: torch.Tensor = _aten._unsafe_index(tensor, [place])
+    return rows
 
 
 def copied_back(result: Any, written: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:

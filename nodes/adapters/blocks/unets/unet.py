@@ -13,7 +13,7 @@ import torch
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from .....compile_cache.regions.slots import all_parts
-from ...comfyui import chosen_attention, version
+from ...comfyui import chosen_attention
 from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX, OVERRIDE
 from ...foreign.core_code import derives_from, is_core
 from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, original
@@ -35,6 +35,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
     if not is_unet(module):
         return []
     found: list[Hook] = []
+    attends = chosen_attention.default() is not None
     for block, name in all_parts(module).items():
         if block is module:  # a ControlNet's own forward is the one that Compile ControlNet replaced
             continue
@@ -46,11 +47,11 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
                 found.append(_residual(name, block, run))
         elif is_core(block, _UNET, "VideoResBlock"):
             found.append(video_unet.residual(name, block, run, bypass))
-        elif is_core(block, _ATTENTION, "SpatialTransformer") and version.attention_is_traceable():
+        elif is_core(block, _ATTENTION, "SpatialTransformer") and attends:
             found.append(_spatial_transformer(name, block, run))
-        elif is_core(block, _ATTENTION, "SpatialVideoTransformer") and version.attention_is_traceable():
+        elif is_core(block, _ATTENTION, "SpatialVideoTransformer") and attends:
             found.append(video_unet.spatial_transformer(name, block, run, bypass))
-        elif is_core(block, _ATTENTION, "BasicTransformerBlock") and version.attention_is_traceable():
+        elif is_core(block, _ATTENTION, "BasicTransformerBlock") and attends:
             found.append(_transformer_block(name, block, run, bypass))
     if isinstance(out := getattr(module, "out", None), torch.nn.Sequential):
         found.append(_output(out, run))

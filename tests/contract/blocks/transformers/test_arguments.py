@@ -85,12 +85,13 @@ class TestArguments:
         ("batch", "table", "shared", "expected"),
         [
             (2, 2, (), ("b0", "b1")),
-            (2, 1, (), ("b0", None)),  # a table that all pictures share
+            (2, 1, (1,), ("b0", None)),  # a table that all pictures share
+            (2, 1, (), ("b0", "b1")),  # one of which the block takes a row for each picture too
             (1, 1, (), ("b0", "b1")),  # a batch of one, traced as two
             (1, 1, (1,), ("b0", None)),
         ],
     )
-    def test_a_first_dimension_of_one_is_a_batch_if_the_first_tensors_is(
+    def test_a_first_dimension_of_one_is_a_batch_unless_all_share_it(
         self, arguments: ModuleType, batch: int, table: int, shared: Any, expected: Any
     ) -> None:
         apart = arguments.take_apart({"x": torch.ones(batch, 5, 16), "pe": torch.ones(table, 1, 5, 4)})

@@ -73,3 +73,20 @@ def test_what_is_something_else_stays_torchs_own(options: dict[str, Any]) -> Non
 
 def test_a_map_by_channels_stays_torchs_own() -> None:
     assert divides(traced(random(1, 3, 5, 7), {"scale_factor": 2.0}))
+
+
+@pytest.mark.parametrize("by", ["position", "name"])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+def test_evenly_spaced_numbers_are_traced_for_every_number_of_steps(by: str, dtype: torch.dtype | None) -> None:
+    def numbers(x: torch.Tensor) -> torch.Tensor:
+        more = (x.shape[0],) if by == "position" else ()
+        return torch.linspace(0.25, -16.0, *more, **({"steps": x.shape[0]} if by == "name" else {}), dtype=dtype)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with ByIndex():
+            return numbers(x)
+
+    graph = make_fx(function, tracing_mode="symbolic")(torch.zeros(6))
+    for steps in (1, 2, 3, 6, 7, 100, 1001):
+        expected = numbers(torch.zeros(steps))
+        torch.testing.assert_close(graph(torch.zeros(steps)), expected, rtol=1e-6, atol=1e-6)

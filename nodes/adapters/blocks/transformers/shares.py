@@ -1,0 +1,144 @@
+"""A block in which other code runs: a routed part, or another node's patch. Its forward is cut there, into shares.
+
+A routed part picks tokens by their values, as a mixture of experts does; neither a trace nor a capture can follow that.
+It runs eagerly, as a patch does, and the shares around it are regions. Each share runs core's own forward of the block
+from its beginning, so nothing of core is copied here. What earlier shares and the code between them gave is put in its
+place, and at the next cut the forward ends. Of what it computes once more, a trace keeps what the result needs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .....compile_cache.regions.slots import swapped
+from .....compile_cache.torch_facts.private_names import pytree
+from .catalogue import is_routed
+from .options import BlockOptions
+
+# What a share gets beside the block's arguments.
+ANSWERS = "answers of the code at the cuts before"
+RESULTS = "results of the parts before"
+
+
+class Stop(NamedTuple):
+    """How a share ends that is not the last.
+
+    place: the name of a routed part, or the kind of a patch and its number. kept: names of the parts whose results the
+    next shares need. layout: of the arguments at the place, and these results.
+    """
+
+    place: str | tuple[str, int]
+    kept: tuple[str, ...]
+    layout: tuple[Any, ...]
+
+    def given(self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> tuple[Any, Any, list[Any]]:
+        """The arguments at the place, by position and by name, and the results. options: what the block was given."""
+        spec, inner, kinds, places = self.layout
+        left = iter(tensors)
+        flat = [next(left) if kind is torch.Tensor else len(next(left)) if kind is int else kind for kind in kinds]
+        leaves = pytree.tree_unflatten(flat, inner)
+        for place in places:
+            leaves[place] = {**options, **leaves[place]}
+        found: tuple[Any, Any, list[Any]] = pytree.tree_unflatten(leaves, spec)
+        return found
+
+
+def _taken_apart(given: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    """Tensors and the `Stop.layout`. A whole number travels as an empty tensor: in a trace it may be a symbol."""
+    leaves, spec = pytree.tree_flatten(given)
+    places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, BlockOptions))
+    flat, inner = pytree.tree_flatten([leaf.own if isinstance(leaf, BlockOptions) else leaf for leaf in leaves])
+    kinds = [torch.Tensor if isinstance(leaf, torch.Tensor) else _number_or(leaf) for leaf in flat]
+    moved = [(leaf, kind) for leaf, kind in zip(flat, kinds, strict=True) if kind in (torch.Tensor, int)]
+    tensors = [leaf if kind is torch.Tensor else moved[0][0].new_empty((leaf, 0)) for leaf, kind in moved]
+    return tensors, (spec, inner, tuple(kinds), places)
+
+
+def _number_or(leaf: Any) -> Any:
+    return int if type(leaf) in (int, torch.SymInt) else leaf
+
+
+class _StoppedAt(Exception):
+    def __init__(self, place: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        super().__init__("reached a cut")
+        self.place, self.args_and_names = place, (args, dict(kwargs))
+
+
+def routed_part(block: torch.nn.Module) -> str:
+    """The name of the routed part of a block; empty for a block without one, and for one with more."""
+    found = [name for name, part in block.named_modules() if is_routed(type(part))]
+    return found[0] if len(found) == 1 else ""
+
+
+class Share:
+    """One run of a block's forward, up to the first cut that has no answer.
+
+    stop: the end, afterwards; None if the forward ran to its own.
+    """
+
+    def __init__(self, answers: Sequence[Any], results: Mapping[str, Any], kept: Sequence[str] | None = None) -> None:
+        """kept: see `Stop`; None: find out which parts these are."""
+        self._answers, self._results, self._kept, self._known = list(answers), dict(results), kept, frozenset(results)
+        self._noted: dict[str, list[Any]] = {}
+        self._called, self._ran = set[str](), set[str]()
+        self.stop: Stop | None = None
+
+    def meet(self, place: Any, *args: Any, **kwargs: Any) -> Any:
+        """Called in place of the code at a cut."""
+        if self._answers:
+            return self._answers.pop(0)
+        raise _StoppedAt(place, args, kwargs)
+
+    def run(self, block: torch.nn.Module, forward: Callable[[], Any]) -> Any:
+        """The result of `forward`, which is the block's, or the tensors of `Stop.given` at a cut."""
+        routed, parts = routed_part(block), [(name, part) for name, part in block.named_modules() if name]
+        needed = None if self._kept is None else {*self._kept, *self._known, routed}
+        swaps = [
+            (vars(part), "forward", functools.partial(self._run_part, name, part.forward, name == routed))
+            for name, part in parts
+            if needed is None or name in needed
+        ]
+        try:
+            with swapped(swaps):
+                return forward()
+        except _StoppedAt as reached:
+            kept = [name for name, part in parts if self._is_kept(name, part)]
+            tensors, layout = _taken_apart((*reached.args_and_names, [self._noted[name][0] for name in kept]))
+            self.stop = Stop(reached.place, tuple(kept), layout)
+            return tensors
+
+    def _run_part(self, name: str, forward: Callable[..., Any], is_routed: bool, *args: Any, **kwargs: Any) -> Any:
+        self._called.add(name)
+        if name in self._results:
+            return self._results.pop(name)
+        if is_routed:
+            return self.meet(name, *args, **kwargs)
+        result = forward(*args, **kwargs)
+        self._ran.add(name)
+        if all(isinstance(each, torch.Tensor) for each in pytree.tree_leaves(result)):
+            self._noted = {one: each for one, each in self._noted.items() if not one.startswith(f"{name}.")}
+            # A clone, since the block may write into the result.
+            self._noted.setdefault(name, []).append(pytree.tree_map(torch.clone, result))
+        return result
+
+    def _is_kept(self, name: str, part: torch.nn.Module) -> bool:
+        """The part is worth it, and ran once: else the next share runs it again."""
+        if self._kept is not None:
+            return name in self._kept and name in self._noted
+        has_matrix = any(weight.ndim > 1 for weight in part.parameters())
+        return has_matrix and name not in self._known and len(self._noted.get(name, ())) == 1
+
+    def idle(self, block: torch.nn.Module) -> tuple[str, ...]:
+        """Parts that did not run, nor one in them, nor one around them that calls no part and so may read weights."""
+
+        def is_idle(name: str) -> bool:
+            if any(f"{ran}.".startswith(f"{name}.") for ran in self._ran):
+                return False
+            around = max((ran for ran in self._ran if name.startswith(f"{ran}.")), key=len, default=None)
+            return around is None or any(called.startswith(f"{around}.") for called in self._called)
+
+        return tuple(name for name, _ in block.named_modules() if name and is_idle(name))
