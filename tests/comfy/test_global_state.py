@@ -47,7 +47,7 @@ def test_it_takes_effect_in_its_own_prompt_only(bench: Bench, prompt: Any, kind:
 
 # The embedding is computed outside of all blocks, by core's own forward: it costs no block, and on a GPU the capture.
 NAMED = {
-    "exchanged attention": "attention.optimized_attention",
+    "exchanged attention": "in the place of ComfyUI's attention",
     "exchanged torch attention": "torch.nn.functional.scaled_dot_product_attention",
 }
 

@@ -24,7 +24,7 @@ def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Byp
     else:
         if chosen_attention.default() is None:
             text = f"{chosen_attention.why_unknown({})}; transformer blocks run eagerly"
-            bypass(BypassReason(BypassCode.PATCHED_BLOCK, text))
+            bypass(BypassReason(BypassCode.REPLACED_FORWARD, text))
         found = [*unet.hooks(module, run, bypass), *recognise.hooks(module, run, bypass)]
     return [hook for hook in trusted_hooks(found, bypass) if not _has_own_attention(hook, bypass)]
 

@@ -176,7 +176,7 @@ def test_a_fault_of_the_system_stops_no_worker(rig: Behind, monkeypatch: pytest.
     bound = rig.bind(seeded(Block))
     rig.leave(bound, tokens())
     with monkeypatch.context() as patch:
-        patch.setattr(region if step == "unpack" else region.Region, step, fail)
+        patch.setattr(work if step == "unpack" else region.Region, step, fail)
         rig.workers.finish()
         rig.work()
     assert (len(rig.workers.jobs), rig.queue.has_no_workers) == (1, False)
