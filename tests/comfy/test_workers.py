@@ -47,7 +47,7 @@ def test_cancel_ends_the_prompt_and_not_the_compiles(
     bench: Bench, server: ComfyServer, tiny_prompt: Callable[..., PromptDict]
 ) -> None:
     prompt = compiled(tiny_prompt(seed=1, width=136, height=104, steps=STEPS))
-    assert "interrupted" in bench.cancel_once(prompt, lambda: bool(BEGUN.search(server.log()) and workers()))
+    assert "interrupted" in bench.cancel_once(prompt, lambda: bool(COUNTED.search(server.log()) and workers()))
     compiles = len(bench.texts("compile"))
     wait_for(lambda: len(bench.texts("compile")) > compiles)
 

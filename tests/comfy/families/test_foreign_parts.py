@@ -66,7 +66,7 @@ def test_where_a_kernel_hides_attention_its_blocks_say_so_and_leaving_them_out_c
     )
     bench = Bench(core, MODELS["SVD"], left_out=("SpatialVideoTransformer",))
     bench._forward.count_regions()
-    counted = bench.check(Size(1, 8, 8, 5), bypasses={"patched_block": 1})
+    counted = bench.check(Size(1, 8, 8, 5), bypasses={"replaced_forward": 1})
     assert 0 < counted["region_calls"] < bench.model.calls
 
 
