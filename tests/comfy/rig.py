@@ -188,7 +188,7 @@ class Run:
 
     @property
     def touched_the_cache(self) -> bool:
-        """Whether any counter changed, but for captures that went because ComfyUI needed their memory."""
+        """True if any counter changed, but for captures that went because ComfyUI needed their memory."""
         return any(count for name, count in self.rise.items() if name != "evictions")
 
 

@@ -37,7 +37,7 @@ def test_no_kernel_is_measured_while_it_learns_what_a_block_reads(
 
 @pytest.fixture
 def noted(comfy: None, adapter: Callable[[str], ModuleType]) -> Callable[[torch.nn.Module], tuple[Any, list[Any]]]:
-    """`noted(block)`: what stands in for its forward, and the sites that it runs."""
+    """`noted(block)` returns a new forward for the block, and the list of sites that this one runs."""
     module = adapter("blocks.transformers.block_forward")
     module._learned.cache_clear()
 

@@ -108,7 +108,7 @@ class Changes:
 def forward(
     comfy: None, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Callable[..., Any]:
-    """`forward(block)`: what stands in for the block's forward. It notes the sites that ran in `sites`, and raises
+    """Replace the forward of a block. `forward(block)` returns the new one, which notes sites in `sites`, and raises
     `UnusableArgumentError` at the site with the number `fails`.
     """
     monkeypatch.setattr(adapter("blocks.transformers.shares"), "is_routed", lambda kind: kind is Experts)

@@ -21,7 +21,7 @@ def compiled_by_another_pack(x: torch.Tensor) -> torch.Tensor:
 
 
 def looked_at_beside(look: Any) -> list[Any]:
-    """What another thread sees while a trace stands in the middle of a block."""
+    """Run `look` in another thread while a trace stands in the middle of a block. Returns its result or its error."""
     seen: list[Any] = []
 
     def looking() -> None:

@@ -236,13 +236,19 @@ def test_code_that_no_call_compared_yet_survives_the_process(tmp_path: Path) -> 
         assert not marked.exists()
 
 
-def test_a_full_disk_after_the_comparison_leaves_what_was_stored_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = Behind(store_folder=tmp_path, source="one")
+def _with_stored_code(folder: Path) -> tuple[Behind, Any]:
+    """A block whose code came and was stored, before a call compares it."""
+    one = Behind(store_folder=folder, source="one")
     bound = one.bind(seeded(Block))
     one.leave(bound, tokens())
     one.come()
+    return one, bound
+
+
+def test_a_full_disk_after_the_comparison_leaves_what_was_stored_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, bound = _with_stored_code(tmp_path)
     monkeypatch.setattr(artifact_store, "write_file", _full)
     with one.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert one.call(bound, tokens()) <= TOLERANCE
@@ -256,10 +262,7 @@ def _full(*given: Any) -> None:
 def test_code_that_the_first_call_cannot_use_stays_stored_for_other_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Behind(store_folder=tmp_path, source="one")
-    bound = one.bind(seeded(Block))
-    one.leave(bound, tokens())
-    one.come()
+    one, bound = _with_stored_code(tmp_path)
     monkeypatch.setattr(ShapeGuards, "check", lambda guards, sizes: (Verdict.BROKEN, "an even size"))
     assert one.call(bound, tokens()) == 0
     assert len(list(tmp_path.glob("*/*.region"))) == 1
