@@ -96,7 +96,6 @@ class SessionLog:
             logger.info("Resolute: %s", rows.log_line(run))
         self._begun = None
         if self._shape or why_no_calls:
-            stock_measurements.count(run)
             measured = stock_measurements.of(run)
             said = [rows.status(run, measured.on_node() if measured is not None else None)]
             if run.advice:
