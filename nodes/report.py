@@ -21,7 +21,7 @@ class GraphCacheReport(io.ComfyNode):
             display_name="Graph Cache Report",
             category=CATEGORY,
             **search_aliases("resolute report", "benchmark", "statistics", "profile", "cuda graph", "why slow"),
-            description="Shows a table of what the cache did: compiles, captures, replays, stalls, bypasses and memory.",
+            description="Shows what the cache did: compiles, captures, replays, stalls, bypasses and memory.",
             inputs=[
                 io.AnyType.Input(
                     "any", optional=True, tooltip="Connect the last image or latent, so that the report runs after it."

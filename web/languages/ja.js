@@ -211,7 +211,6 @@ export default {
   "{count} of them of ComfyUI's own blocks": "うち ComfyUI 自身のブロック {count} 回",
   "its blocks are compiled now": "ブロックがコンパイル済みになったため",
   "ready in about {time}, {doing} as ComfyUI does until then": "約 {time} で準備完了、それまでは ComfyUI のまま{doing}",
-  "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "この種のカードでは、大きなモデルの {format} ファイルは bf16 の約 {times} 倍の速さです（docs/formats.md）。",
   "their code has just come": "そのコードが準備できたところ",
   "compiled from here on: {count} regions": "ここからコンパイル済み：{count} リージョン",
   "{done} of {total} regions compiled, ready in about {time}": "{done} / {total} リージョンをコンパイル済み、約 {time} で準備完了",

@@ -211,7 +211,6 @@ export default {
   "{count} of them of ComfyUI's own blocks": "其中 {count} 次為 ComfyUI 自己的區塊",
   "its blocks are compiled now": "它的區塊現在已編譯",
   "ready in about {time}, {doing} as ComfyUI does until then": "約 {time} 後就緒，在此之前由 ComfyUI 照原樣{doing}",
-  "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "在這類顯示卡上，大型模型的 {format} 檔案速度約為 bf16 的 {times} 倍（docs/formats.md）。",
   "their code has just come": "它們的程式碼剛剛就緒",
   "compiled from here on: {count} regions": "從現在起已編譯：{count} 個區域",
   "{done} of {total} regions compiled, ready in about {time}": "已編譯 {done} / {total} 個區域，約 {time} 後就緒",

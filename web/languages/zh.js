@@ -211,7 +211,6 @@ export default {
   "{count} of them of ComfyUI's own blocks": "其中 {count} 次为 ComfyUI 自己的块",
   "its blocks are compiled now": "它的块现在已编译",
   "ready in about {time}, {doing} as ComfyUI does until then": "约 {time} 后就绪，在此之前由 ComfyUI 原样{doing}",
-  "On such a card {format} files of large models run about {times} times as fast as bf16 (docs/formats.md).": "在这类显卡上，大型模型的 {format} 文件速度约为 bf16 的 {times} 倍（docs/formats.md）。",
   "their code has just come": "它们的代码刚刚就绪",
   "compiled from here on: {count} regions": "从现在起已编译：{count} 个区域",
   "{done} of {total} regions compiled, ready in about {time}": "已编译 {done} / {total} 个区域，约 {time} 后就绪",
