@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-_FIRST = {"cuda": 5.0}  # seconds of a job on a type of device, before one ended
-_FIRST_ELSEWHERE = 15.0
 _TRACE = 0.25  # seconds
 _LEAST = 0.25  # of a job is left while it runs
 _KEPT = 9  # latest seconds of each kind
@@ -24,11 +22,9 @@ class CompileEta:
     """The jobs that workers have, in their order, and what earlier ones took. Times are on the caller's clock.
 
     One thread tells it of jobs; any thread may ask meanwhile. label: the kind of block that a region is made of.
-    device: the type of the one that jobs compile for.
     """
 
-    def __init__(self, device: str = "") -> None:
-        self.device = device
+    def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}  # by key of a region, the oldest first
         self._took: dict[str, tuple[float, ...]] = {}  # by label
         self._traces: tuple[float, ...] = (_TRACE, _TRACE)  # the first one imports, and should not count alone
@@ -50,17 +46,18 @@ class CompileEta:
         if following is not None:
             following.begun = now
 
-    def seconds(self, waiting: Sequence[str], workers: int, share: float, now: float) -> float:
-        """How long until the jobs are over, and those of regions that are not traced yet, by their labels.
+    def seconds(self, waiting: Sequence[str], workers: int, share: float, now: float) -> float | None:
+        """How long until the jobs are over, and those of regions that are not traced yet, by their labels; None before
+        any job of this process ended: nothing tells what one takes.
 
         share: of this process's time, goes to traces.
         """
         jobs = list(self._jobs.values())  # a copy: another thread may add one
-        elapsed = [now - job.begun for job in jobs if job.begun is not None]
         took = dict(self._took)
         every = [each for some in took.values() for each in some]
-        # Before a job ended, the longest that runs says that each takes at least as long.
-        usual = median(every) if every else max([_FIRST.get(self.device, _FIRST_ELSEWHERE), *elapsed])
+        if not every:
+            return None if jobs or waiting else 0.0
+        usual = median(every)
         ends = sorted(self._of(job.label, took, usual, now - job.begun) for job in jobs if job.begun is not None)
         free = [0.0] * (max(workers, 1) - len(ends)) + ends  # when each worker has nothing to do, the soonest first
         trace = median(self._traces) / share

@@ -243,9 +243,9 @@ class Backend(ABC):
         """How many regions there is no code of in the end, of those that `coming` counted."""
         return 0
 
-    def coming(self, more: int = 0) -> tuple[int, float]:
-        """How many regions are being compiled behind the picture, and in about how many seconds these are there, and
-        `more` that no call left yet.
+    def coming(self, more: int = 0) -> tuple[int, float | None]:
+        """How many regions are being compiled, and in about how many seconds these are there, and `more` that no call
+        left yet; None until the first one of this process is.
         """
         return 0, 0.0
 

@@ -112,8 +112,8 @@ class Progress(Protocol):
         """A prompt runs now, this call's or another one."""
         ...
 
-    def report(self, done: int, total: int, left: Sequence[str] = ()) -> None:
-        """`done` of `total` units are done. left: the kinds of those that are left."""
+    def report(self, done: int, total: int) -> None:
+        """`done` of `total` units are done."""
         ...
 
 
@@ -129,7 +129,7 @@ class SilentProgress:
     def prompt_runs(self) -> bool:
         return False
 
-    def report(self, done: int, total: int, left: Sequence[str] = ()) -> None:
+    def report(self, done: int, total: int) -> None:
         pass
 
 

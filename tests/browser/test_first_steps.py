@@ -65,21 +65,19 @@ def test_a_user_speeds_up_a_workflow_in_five_steps(page: FrontEnd, screenshots: 
 
 def cancel_while_it_compiles(page: FrontEnd, screenshot: Path) -> None:
     page.queue()
-    begun = r"/^(starting the compiler, then \d+ regions|compiling \d of \d+), [1-9]/"
+    begun = r"/^compiling \d of \d+, [1-9]/"
     page.page.wait_for_function(f"() => window.resoluteTexts.some(text => {begun}.test(text))")
     page.page.locator(".resolute-badge", has_text=re.compile("compil")).wait_for()
     page.page.screenshot(path=screenshot)
     page.cancel()
     assert page.wait()["name"] == "execution_interrupted"
     texts = page.page.evaluate("() => window.resoluteTexts")
-    begin = r"(starting the compiler, then \d+ regions|compiling 1 of \d+), \d+ s, about \d+ (s left|min, this once)"
+    begin = r"compiling 1 of \d+, \d+ s, (about \d+ s left|first time only)"
     assert any(re.fullmatch(begin, text) for text in texts), texts
     # At once where core's operations run, as in a trace; else the text says that the region at work ends first.
-    ends = (
-        r"(stops when this part is compiled, about \d+ s|stopped); \d of \d+ are kept|.*: stopped in the first step.*"
-    )
+    ends = r"(stops when this region is compiled|stopped); \d of \d+ are kept|.*: stopped in the first step.*"
     assert any(re.fullmatch(ends, text, re.DOTALL) for text in texts), texts
-    totals = {total for text in texts for total in re.findall(r"(?: of|, then) (\d+)", text)}
+    totals = {total for text in texts for total in re.findall(r" of (\d+)", text)}
     assert len(totals) == 1, texts  # the total is right from the start
 
 
@@ -118,7 +116,7 @@ def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshot
 
     page.queue()
     if not leave_out:  # the three regions that are left otherwise are compiled by an earlier test
-        has_said(page, r"^(starting the compiler, then \d+ regions|compiling \d+ of \d+), [1-9]")
+        has_said(page, r"^compiling \d+ of \d+, [1-9]")
         page.page.screenshot(path=screenshots / "first-steps-3-compiling.png")
     assert page.wait(seconds=1500.0)["name"] == "execution_success"
     result = "(no compile needed|compiled 3 regions in .*)" if leave_out else r"compiled \d+ regions in [\d.]+ s"

@@ -152,14 +152,14 @@ def test_a_screen_reader_hears_the_begin_the_stop_and_the_end(page: FrontEnd) ->
     tab.evaluate(SEND, {"kind": "idle"})  # between two nodes
     tab.evaluate(SEND, {"kind": "working", "text": "compiling 2 of 2, 3 s", "done": 1, "total": 2})
     for _ in range(2):
-        text = "stops when this part is compiled, about 5 s; 1 of 2 are kept"
+        text = "stops when this region is compiled; 1 of 2 are kept"
         tab.evaluate(SEND, {"kind": "working", "text": text, "done": 1, "total": 2, "stopping": True})
     run = {"size": "64x64", "lines": ["stopped; 1 of 2 are kept"], "words": {"lines": ["stopped"]}, "marks": []}
     tab.evaluate(SEND, {"kind": "run", "run": run})
     tab.wait_for_function("() => window.announced.length >= 3")
     assert tab.evaluate("() => window.announced") == [
         "compiling 1 of 2, 0 s",
-        "stops when this part is compiled, about 5 s; 1 of 2 are kept",
+        "stops when this region is compiled; 1 of 2 are kept",
         "64x64: stopped; 1 of 2 are kept",
     ]
 

@@ -34,7 +34,7 @@ from .rig import (
 )
 
 STEPS = 3
-COMPILING = re.compile(r"compiling (\d+) of (\d+), \d+ s(?:, about \d+ (?:s left|min, this once))?")
+COMPILING = re.compile(r"compiling (\d+) of (\d+), \d+ s(?:, about \d+ s left|, first time only)?")
 WAITING = ("compile", "load", "capture")  # segments of a run
 
 

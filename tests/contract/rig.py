@@ -151,7 +151,7 @@ class Stopper:
     def prompt_runs(self) -> bool:
         return False
 
-    def report(self, done: int, total: int, left: Sequence[str] = ()) -> None:
+    def report(self, done: int, total: int) -> None:
         self.shown.append((done, total))
 
 

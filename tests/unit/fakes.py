@@ -143,7 +143,7 @@ class StoppingProgress:
     def prompt_runs(self) -> bool:
         return False
 
-    def report(self, done: int, total: int, left: Sequence[str] = ()) -> None: ...
+    def report(self, done: int, total: int) -> None: ...
 
 
 @contextmanager

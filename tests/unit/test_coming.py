@@ -12,8 +12,8 @@ SHARE = 0.1
 class Machine:
     """Traces regions one after the other, and compiles them in workers, on a clock of its own."""
 
-    def __init__(self, workers: int = 2, trace: float = 0.3, device: str = "cuda") -> None:
-        self.eta, self.workers, self.trace, self.device = CompileEta(device), workers, trace, device
+    def __init__(self, workers: int = 2, trace: float = 0.3) -> None:
+        self.eta, self.workers, self.trace = CompileEta(), workers, trace
         self.now, self.names = 100.0, 0
         self.estimates: list[tuple[float, float]] = []  # (when, seconds)
 
@@ -46,7 +46,8 @@ class Machine:
 
     def _estimate(self, waiting: list[str], share: float) -> None:
         seconds = self.eta.seconds(waiting, self.workers, share, self.now)
-        self.estimates.append((self.now, seconds))
+        if seconds is not None:
+            self.estimates.append((self.now, seconds))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -62,29 +63,30 @@ def test_on_the_second_model_no_estimate_is_off_by_two_times(
     assert 0.5 < min(factors) <= max(factors) < 2.0
 
 
-@pytest.mark.parametrize(("device", "seconds"), [("cuda", 5.0), ("cpu", 15.0)])
-def test_before_a_job_ended_the_device_says_what_one_takes_and_then_the_longest_that_runs(
-    device: str, seconds: float
-) -> None:
-    eta = CompileEta(device)
-    assert eta.seconds(["Block"] * 4, 2, 1.0, 0.0) == pytest.approx(2 * seconds + 0.5)
+def test_before_a_job_ended_nothing_tells_what_one_takes() -> None:
+    eta = CompileEta()
+    assert eta.seconds([], 2, 1.0, 0.0) == 0.0
+    assert eta.seconds(["Block"], 2, 1.0, 0.0) is None
     for name in "abc":
         eta.submitted(name, "Block", 2, 0.0, 0.0)
-    assert eta.seconds([], 2, 1.0, 3.0) == pytest.approx(2 * seconds - 3)
-    assert eta.seconds([], 2, 1.0, 30.0) == 37.5, "the two that run are about to end; the third takes as long"
+    assert eta.seconds([], 2, 1.0, 300.0) is None, "on a busy machine the first job may take minutes"
+    eta.ended("a", 300.0)
+    eta.took("Block", 20.0)
+    assert eta.seconds([], 2, 1.0, 300.0) == 20.0, "the third begins, and takes as long"
 
 
 def test_traces_that_get_a_share_of_the_time_are_what_takes_longest() -> None:
-    eta = CompileEta("cuda")
+    eta = CompileEta()
     for seconds, trace in (3.0, 0.25), (0.5, 0.375), (0.5, 0.5):
         eta.submitted("a", "Block", 16, seconds, 0.0)
         eta.ended("a", 6.0)
+        eta.took("Block", 5.0)
         assert eta.seconds(["Block"] * 10, 16, SHARE, 6.0) == pytest.approx(10 * trace / SHARE + 5)
 
 
 def test_a_job_that_failed_tells_no_seconds() -> None:
-    eta = CompileEta("cuda")
+    eta = CompileEta()
     eta.submitted("a", "Block", 1, 0.0, 0.0)
     eta.ended("a", 1.0)
     eta.submitted("b", "Block", 1, 1.0, 1.0)
-    assert eta.seconds([], 1, 1.0, 1.0) == 5
+    assert eta.seconds([], 1, 1.0, 1.0) is None

@@ -145,7 +145,7 @@ class InductorBackend(Backend):
     def given_up_regions(self) -> int:
         return 0 if self._background is None else self._background.queue.given_up
 
-    def coming(self, more: int = 0) -> tuple[int, float]:
+    def coming(self, more: int = 0) -> tuple[int, float | None]:
         background = self._background
         return (0, 0.0) if background is None else background.coming(more)
 

@@ -64,13 +64,23 @@ def _about(seconds: float) -> str:
     return f"{short} s" if (short := rounded(seconds)) < 120 else f"{round(seconds / 60)} min"
 
 
-def _text(doing: str, time: str, gain: Callable[[], float | None] | None) -> Text:
+def estimate(more: int = 0) -> float | None:
+    """Seconds until all regions are compiled, with `more` that no call left yet; None if nothing tells it yet."""
+    found = [registry.get(name).coming(more)[1] for name in registry.NAMES]
+    known = [seconds for seconds in found if seconds is not None]
+    return max(known) if len(known) == len(found) else None
+
+
+def _text(doing: str, seconds: float | None, gain: Callable[[], float | None] | None) -> Text:
     if gain is None:
-        return Text("ready in about {time}, {doing} as ComfyUI does until then", time=time, doing=doing)
-    if (times := gain() or 0.0) < _LEAST_GAIN:
-        return Text("ComfyUI's own blocks as one CUDA graph; compiled blocks in about {time}", time=time)
-    text = "ComfyUI's own blocks as one CUDA graph ({times} times as fast); compiled blocks in about {time}"
-    return Text(text, times=f"{times:.1f}", time=time)
+        now = Text("{doing} at ComfyUI's speed", doing=doing)
+    elif (times := gain() or 0.0) < _LEAST_GAIN:
+        now = Text("ComfyUI's own blocks as one CUDA graph")
+    else:
+        now = Text("ComfyUI's own blocks as one CUDA graph ({times} times as fast)", times=f"{times:.1f}")
+    if seconds is None:
+        return Text("{now}; estimating when compiled blocks are there", now=now)
+    return Text("{now}; compiled blocks in about {time}", now=now, time=_about(seconds))
 
 
 def _given_up() -> int:
@@ -88,7 +98,7 @@ def _tick() -> None:
         left = sum(registry.get(name).coming()[0] for name in registry.NAMES)
         total, before = total + max(left - before, 0), left
         more = max(_lacking() - total, 0) if prompt_runs() else 0
-        time = _about(max(registry.get(name).coming(more)[1] for name in registry.NAMES))
+        seconds = estimate(more)
         with _lock:
             if not prompt_runs():
                 _waiting.clear()
@@ -96,13 +106,14 @@ def _tick() -> None:
                 _ticker = None
                 break
             for part, gain in _waiting.items() if left else ():
-                text = _text(part[1], time, gain)
+                text = _text(part[1], seconds, gain)
                 if shown.get(part) != text:
                     shown[part] = text
                     show_on_node(text, part[0])
         met = total - (_given_up() - given_up)  # what no code came of is not compiled
-        counts = {"done": met - left, "total": met + more, "time": time}
-        text = Text("{done} of {total} regions compiled, ready in about {time}", **counts)
+        text = Text("{done} of {total} regions compiled", done=met - left, total=met + more)
+        if seconds is not None:
+            text = Text("{text}, ready in about {time}", text=text, time=_about(seconds))
         if left and shown.get(None) != text:
             shown[None] = text
             broadcast("coming", left=left, text=text, words=words_of(text))

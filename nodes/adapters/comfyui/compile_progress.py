@@ -9,20 +9,19 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import comfy.model_management
 import comfy.utils
 from comfy_execution.progress import get_progress_state
 
+from ....compile_cache.backends import registry
 from ....compile_cache.calls.rows import kept
 from ....compile_cache.calls.run_summary import came_text
-from ....compile_cache.choices.compile_seconds import START, CompileSeconds
 from ....compile_cache.texts import Text, words_of
 from . import coming_progress
 from .call_bar import CallBar
-from .coming_progress import rounded
+from .coming_progress import estimate, rounded
 from .messages import broadcast, prompt_runs, show_on_node
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,6 @@ _QUIET = 0.5  # seconds of loading before a text says so: most loads are faster
 # Regions by compile node and by what they are for: how many are ready, and of how many. A prompt's count together.
 _counts: dict[tuple[str, str], tuple[int, int]] = {}
 _results: dict[str, dict[str, str]] = {}  # by compile node and by what they are for: the latest
-_compiler_started = False  # a region was compiled in this process
 _logged = (0, 0)  # the latest count in the log
 _clock: tuple[str | None, float] = None, 0.0  # the prompt whose waits are shown, and the seconds of those before it
 
@@ -43,23 +41,14 @@ class CompileProgress:
     `finish` ends that, and costs nothing if there was none. Without a server (in tests) it only logs.
 
     doing: what the node does when nothing is compiled: "sampling". waiting: the seconds that prompts waited so far, a
-    clock that stands still while they do not: `Stats.waiting_seconds`. took: the seconds of earlier compiles.
+    clock that stands still while they do not: `Stats.waiting_seconds`.
     """
 
     cancellations: tuple[type[BaseException], ...] = (comfy.model_management.InterruptProcessingException,)
 
-    def __init__(
-        self,
-        node_id: str | None,
-        doing: str,
-        waiting: Callable[[], float],
-        took: CompileSeconds | None = None,
-    ) -> None:
+    def __init__(self, node_id: str | None, doing: str, waiting: Callable[[], float]) -> None:
         self.node_id = node_id
         self._doing, self._waiting = doing, waiting
-        self._took = CompileSeconds(None, "") if took is None else took
-        self._left: Counter[str] = Counter()  # kinds of the regions that are left
-        self._ended_at = 0.0  # on the clock of waits, when the last region ended
         self._count = (0, 0)
         self._loading: int | None = None  # regions; None while some are compiled
         self._shown = "", 0
@@ -126,18 +115,14 @@ class CompileProgress:
     def prompt_runs(self) -> bool:
         return prompt_runs()
 
-    def report(self, done: int, total: int, left: Sequence[str] = ()) -> None:
+    def report(self, done: int, total: int) -> None:
         """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""
-        global _compiler_started, _logged
-        is_begin = self._ticker is None or self._loading is not None
-        has_ended = not is_begin and done > self._count[0]
-        self._note_seconds(Counter(left), is_begin, has_ended)
-        _compiler_started = _compiler_started or has_ended
+        global _logged
         self.note_count(done, total)
         if self.count != _logged:
             _logged = self.count
             logger.info("Resolute: %d of %d regions are compiled", *_logged)
-        if is_begin:
+        if self._ticker is None or self._loading is not None:
             self._stop()
             self._loading = None
             self._ticker = _Ticker(self._tick)
@@ -159,7 +144,6 @@ class CompileProgress:
             if self._loading is None:
                 done, total = self.count
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
-                self._took.save()
                 show_on_node(kept(done, total) if stopped else self._doing, self.node_id)
             broadcast("idle")
         if self._bar is not None:
@@ -183,42 +167,18 @@ class CompileProgress:
             stopping = comfy.model_management.processing_interrupted()
             broadcast("working", text=text, words=words_of(text), done=done, total=total, stopping=stopping)
 
-    def _note_seconds(self, left: Counter[str], is_begin: bool, has_ended: bool) -> None:
-        now = self._waiting()
-        ended = (self._left - left).elements()
-        if has_ended and (kind := next(ended, None)) is not None:
-            seconds = now - self._ended_at
-            known = self._took.of(kind)
-            if _compiler_started:
-                self._took.add(kind, seconds)
-            elif known is not None:
-                self._took.add(START, max(seconds - known, 0.0))
-        self._left = left
-        if has_ended or is_begin:
-            self._ended_at = now
-
     def _text(self, done: int, total: int, seconds: float) -> Text:
-        first, elapsed = not _compiler_started, self._waiting() - self._ended_at
-        ends = min(self._took.left([kind], first)[0] for kind in self._left or ("",))  # the part that compiles now
         if comfy.model_management.processing_interrupted():
-            text = "stops when this part is compiled, about {rest} s; {done} of {total} are kept"
-            return Text(text, rest=rounded(max(ends - elapsed, 1.0)), done=done, total=total)
-        others = (total - done) - (self._count[1] - self._count[0])  # regions of the prompt's other nodes
-        left, is_rough = self._took.left([*self._left.elements(), *[""] * others], first)
-        # A compile that takes longer than it did is about to end, as far as anybody knows.
-        rest, text = left - min(elapsed, ends), self._compiling(done, total, seconds)
-        if is_rough:
-            return Text("{text}, about {minutes} min, this once", text=text, minutes=max(round(rest / 60), 1))
-        return Text("{text}, about {rest} s left", text=text, rest=rounded(max(rest, 1.0)))
-
-    @staticmethod
-    def _compiling(done: int, total: int, seconds: float) -> Text:
+            return Text("stops when this region is compiled; {done} of {total} are kept", done=done, total=total)
         whole = round(seconds)
-        if not _compiler_started:
-            return Text("starting the compiler, then {count} regions, {seconds} s", count=total - done, seconds=whole)
-        return Text(
+        text = Text(
             "compiling {number} of {total}, {seconds} s", number=min(done + 1, total), total=total, seconds=whole
         )
+        coming = sum(registry.get(name).coming()[0] for name in registry.NAMES)
+        rest = estimate(max(total - done - coming, 0))  # regions of the prompt's other nodes
+        if rest is None:
+            return Text("{text}, first time only", text=text)
+        return Text("{text}, about {rest} s left", text=text, rest=rounded(max(rest, 1.0)))
 
 
 class _Ticker:

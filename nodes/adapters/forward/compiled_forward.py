@@ -43,7 +43,7 @@ class CompiledForward(ForwardPatch):
         super().__init__(module, inner)
         self._request, self._role = request, request.role
         doing = _DOING.get(request.role, Text("running"))
-        progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds, runtime.compile_seconds())
+        progress = CompileProgress(request.node_id, doing, runtime.waiting_seconds)
         self.runner = ModuleRunner(module, request, progress)
         self._pass_runners: dict[Role, ModuleRunner] = {}
         self._log = SessionLog(progress, request, self.runner.facts)

@@ -21,7 +21,6 @@ from ....compile_cache.backends.base import Capabilities, Code, Program
 from ....compile_cache.backends.cudagraph import CudaGraphBackend, CudaGraphProgram
 from ....compile_cache.calls.cache import GraphCache
 from ....compile_cache.captures.captures import free_bytes
-from ....compile_cache.choices.compile_seconds import CompileSeconds
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.keys import GraphKey, Role, digest
 from ....compile_cache.regions.structure import structure_digest
@@ -113,13 +112,6 @@ def _held_on(graph_cache: GraphCache, name: str) -> int:
 def waiting_seconds() -> float:
     """The clock of waits: see `Stats.waiting_seconds`."""
     return cache().stats.waiting_seconds()
-
-
-@functools.cache
-def compile_seconds() -> CompileSeconds:
-    """The seconds that compiles took on this machine, kept beside the compiled regions."""
-    folder = cache().config.store_folder
-    return CompileSeconds(folder and folder / "compiles", device_name())
 
 
 def device() -> torch.device:

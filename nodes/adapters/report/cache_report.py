@@ -8,6 +8,7 @@ import comfy.model_management
 
 from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends import registry
+from ..comfyui.coming_progress import estimate
 from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..restart import shape_status
@@ -17,7 +18,7 @@ from . import stock_measurements
 def report() -> dict[str, Any]:
     """The state of the cache, as JSON: its own report, and ten more fields.
 
-    coming: regions without code yet, and in about how many seconds it is there.
+    coming: regions without code yet, and in about how many seconds it is there; null until the first one came.
     regions_ready: compiled regions in memory, each once for all models: the count that people see. sizes_ready: of
     diffusion models, those that run at once. modules: for each compiled module, how many of its regions are compiled,
     its blocks by how they were recognised, the names of blocks that the user left out, and what computes its quantized
@@ -43,10 +44,10 @@ def report() -> dict[str, Any]:
     stored: dict[str, int] = {}
     for name in registry.NAMES:
         stored |= registry.get(name).stored()
-    coming = [registry.get(name).coming() for name in registry.NAMES]
+    coming, seconds = sum(registry.get(name).coming()[0] for name in registry.NAMES), estimate()
     return {
         **cache.report(),
-        "coming": {"regions": sum(n for n, _ in coming), "seconds": round(max(left for _, left in coming), 1)},
+        "coming": {"regions": coming, "seconds": None if seconds is None else round(seconds, 1)},
         "regions_ready": sum(registry.get(name).ready_regions() for name in registry.NAMES),
         "sizes_ready": shape_status.count_ready(models, cache),
         "modules": modules,

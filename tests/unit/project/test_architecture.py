@@ -29,7 +29,7 @@ COMFYUI = {
 FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
     "keys", "config", "errors", "stats", "host_load", "sizes", "warm_up_plan",
-    "choices.compile_seconds", "choices.tuner", "store.artifact_store", "store.bundle", "store.codec",
+    "choices.tuner", "store.artifact_store", "store.bundle", "store.codec",
     "store.fingerprint", "store.private_files",
     "store.shape_history", "store.temporary_folders", "texts",
 ]  # fmt: skip

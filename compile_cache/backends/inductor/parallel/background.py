@@ -27,7 +27,7 @@ class BackgroundCompiler:
         self._idle_since = 0.0
         atexit.register(self.end)
 
-    def coming(self, more: int) -> tuple[int, float]:
+    def coming(self, more: int) -> tuple[int, float | None]:
         """See `Backend.coming`. From any thread."""
         queue = self.queue
         with queue.lock:

@@ -109,7 +109,6 @@ class TaskList:
             if call.store is not None and self.table.preload(region.key, call.store):
                 return
         self.stats, device = call.stats, call.tensors[0].device
-        self.eta.device = device.type
         self.lease.plan(self._config.workers)
         try:
             settings = self._settings_of(device)

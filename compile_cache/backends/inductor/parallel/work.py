@@ -146,7 +146,6 @@ class CompileWork:
         call = task.call
         try:
             artifact, seconds = result.result()
-            self._tasks.eta.took(call.region.label, seconds)
             if artifact.key != task.key:
                 raise NotCompiledError("the process that compiles answered with another region")
             compiled = unpack(artifact)  # without the lock: a call would wait for it
@@ -161,6 +160,7 @@ class CompileWork:
     def _came(self, task: CompileTask, seconds: float) -> None:
         task.unlock()
         call = task.call
+        self._tasks.eta.took(call.region.label, seconds)
         self._tasks.next_strategies[task.attempt_key] = max(task.strategy + 1, AT_SIZES)
         call.stats.event("compile", f"{call.region.label} ({call.site.name})", seconds)
         logger.info("Resolute: %s is compiled; %d regions are left", call.region.label, self._tasks.left - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +76,6 @@ class RegionBinding:
         self._reach_of: dict[frozenset[type], CodeReach] = {}  # of one survey: nothing is exchanged meanwhile
         self._distinct: set[tuple[str, str]] = set()
         self._expected = 0  # regions of hooks that make their sites while they run
-        self._expected_kinds: Counter[str] = Counter()
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
         self.was_reached = False  # the current call came to a region, with or without compiled code
@@ -93,8 +91,7 @@ class RegionBinding:
             known.clear()
         self._memo, self._reach_of = Memo(), {}
         hooks = list(hooks)
-        made = {(hook.label[0], hook.structure) for hook in hooks if hook.label is not None}
-        self._expected, self._expected_kinds = len(made), Counter(kind for kind, _ in made)
+        self._expected = len({(hook.label[0], hook.structure) for hook in hooks if hook.label is not None})
         for hook in hooks:
             for site in hook.sites:
                 self._bind(site)
@@ -134,17 +131,17 @@ class RegionBinding:
     @property
     def compiled_count(self) -> tuple[int, int]:
         """(compiled, distinct) regions of this module. May be read from any thread while a call adds regions."""
-        done = len(self._ready_kinds())
+        done = self._ready()
         return done, max(len(self._distinct), done, self._expected)
 
-    def _ready_kinds(self) -> list[str]:
-        """The kind of each region that has code, also of those that no call came to yet, if another model made it."""
+    def _ready(self) -> int:
+        """How many regions have code, also of those that no call came to yet, if another model made it."""
         reached = list(self._regions.values())
         known, dtypes = {region.form[0] for region in reached}, {region.form[1] for region in reached}
         others = self._table.ready_forms if reached else frozenset()
-        waiting = [(kind, structure) for kind, structure in list(self._distinct) if structure not in known]
-        shared = [kind for kind, structure in waiting if any((structure, dtype) in others for dtype in dtypes)]
-        return shared + [region.label for region in reached if region.is_ready]
+        waiting = [structure for _, structure in list(self._distinct) if structure not in known]
+        shared = [each for each in waiting if any((each, dtype) in others for dtype in dtypes)]
+        return len(shared) + sum(region.is_ready for region in reached)
 
     @property
     def quantized(self) -> frozenset[tuple[str, str]]:
@@ -242,6 +239,4 @@ class RegionBinding:
 
     def announce(self) -> None:
         """Show how many regions of the module are compiled."""
-        kinds = Counter(kind for kind, _ in self._distinct) | self._expected_kinds
-        kinds -= Counter(self._ready_kinds())
-        self._progress.report(*self.compiled_count, list(kinds.elements()))
+        self._progress.report(*self.compiled_count)

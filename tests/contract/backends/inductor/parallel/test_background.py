@@ -69,14 +69,13 @@ def test_it_says_how_many_regions_are_left_and_for_how_long() -> None:
     bound = rig.bind(seeded(Model))
     assert rig.backend.coming() == (0, 0.0)
     rig.leave(bound, *inputs())
-    left, seconds = rig.backend.coming()
-    assert (left, seconds) == (2, pytest.approx(15.0, abs=1.0)), "none ended yet, and two workers have one each"
-    more = rig.backend.coming(more=2)
-    assert (more[0], more[1] > seconds + 10.0) == (2, True), "those that no call left yet are compiled after these"
+    assert rig.backend.coming() == (2, None), "none ended yet, so nothing tells how long one takes"
     rig.now += 1.0
     rig.workers.finish()
     rig.work()
     assert rig.backend.coming() == (1, 0.25), "the one that ended took a second, so the other is about to end"
+    more, seconds = rig.backend.coming(more=2)
+    assert (more, seconds is not None and seconds >= 1.0) == (1, True), "those that no call left yet are compiled after"
     rig.come()
     assert rig.backend.coming() == (0, 0.0)
 
