@@ -42,11 +42,8 @@ class InternalError(ResoluteError):
     """Our own failure. The user sees a bypass with its reason, never this error."""
 
 
-class RegionCompileError(InternalError):
-    """A region could not be traced or compiled. `region` is its kind; the cause is chained."""
-
-    def __init__(self, region: str, cause: BaseException) -> None:
-        super().__init__(f"{region}: {type(cause).__name__}: {first_line(cause)}")
+class NotComparedError(InternalError):
+    """A call's values do not show if compiled code is right, so it does not run; a later call's may."""
 
 
 class InputsGoneError(InternalError):

@@ -48,8 +48,11 @@ def is_written_for(value: Any, kind: type, others: Iterable[str] = ()) -> bool:
 
 
 def is_written_in(value: Any, *packages: str) -> bool:
-    """These packages, torch or Python itself wrote a function, and all functions that it closes over."""
-    return all(package_of(author_of(function)) in (*packages, *NATIVE) for function in chain(value))
+    """These packages, torch or Python itself wrote a function, and all functions that it closes over. Of an object in
+    which no function is found nobody knows the author.
+    """
+    written = chain(value)
+    return bool(written) and all(package_of(author_of(function)) in (*packages, *NATIVE) for function in written)
 
 
 def is_written_by(value: Any, module: str) -> bool:

@@ -13,10 +13,26 @@ import torch
 from .names import NATIVE, package_of
 
 _WITHOUT_FUNCTIONS = frozenset({type, type(None), bool, int, float, str, tuple, list, dict, set, BuiltinFunctionType})
+PLAIN = frozenset(
+    {
+        type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device, torch.layout,
+        torch.memory_format,
+    }
+)  # fmt: skip
+CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
+_NO_NAMES = frozenset[str]()
+_DEEPEST_NAMES = 4  # levels of containers and classes in which names are looked for
 LruCache: type = type(functools.lru_cache(lambda: None))
 CUSTOM_OPERATOR = "CustomOpDef"
 MODULE_CODE = "<module>"  # the name of the code of a file
-_STORE_GLOBAL, _FOR_ITER = dis.opmap["STORE_GLOBAL"], dis.opmap["FOR_ITER"]
+_STORE_GLOBAL, _STORE_DEREF, _FOR_ITER = (dis.opmap[name] for name in ("STORE_GLOBAL", "STORE_DEREF", "FOR_ITER"))
+_WRITES = frozenset(
+    {
+        dis.opmap["STORE_SUBSCR"], dis.opmap["DELETE_SUBSCR"], "add", "append", "appendleft", "clear", "discard",
+        "extend", "insert", "pop", "popitem", "popleft", "remove", "setdefault", "update",
+    }
+)  # fmt: skip
+_LEAVES_THE_TOP = ("BINARY_SUBSCR", "CACHE", "DELETE", "JUMP", "NOP", "POP", "RESUME", "STORE")  # as it is
 _OF_LOOPS = ("CACHE", "UNPACK_SEQUENCE", "STORE_NAME")
 
 
@@ -110,6 +126,29 @@ def names_used(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*(names_used(each) for each in code.co_consts if type(each) is CodeType))
 
 
+def names_behind(value: Any, depth: int = 0) -> frozenset[str]:
+    """The names in the functions that a value is or wraps, in those of a class and its bases, or of an object's class,
+    and in all that a container or a class holds.
+    """
+    kind = type(value)
+    if kind in PLAIN or depth > _DEEPEST_NAMES:
+        return _NO_NAMES
+    if kind in CONTAINERS:
+        held = [each for each in (list(value.values()) if kind is dict else value) if type(each) not in PLAIN]
+        return _NO_NAMES.union(*(names_behind(each, depth + 1) for each in held))
+    written = list(functions_in(value))
+    inside: list[Any] = []
+    if not written:
+        of = value if isinstance(value, type) else kind
+        is_native = package_of(of.__module__) in NATIVE
+        written = [] if is_native and not isinstance(value, type) else list(class_code((of,)))
+        bases = [] if is_native else bases_of((of,))
+        members = [each for base in bases for each in list(vars(base).values())]
+        inside = [each for each in members if type(each) in CONTAINERS or (isinstance(each, type) and each is not of)]
+    codes = (each.__code__ for function in written for each in chain(function))
+    return _NO_NAMES.union(*map(names_used, codes), *(names_behind(each, depth + 1) for each in inside))
+
+
 def names_left_behind(codes: Iterable[CodeType]) -> set[str]:
     """Names of a module, with all this code, that are no settings: those that its functions assign to (`global x`), and
     the last items of its loops, which for a set differ from process to process.
@@ -124,6 +163,45 @@ def names_left_behind(codes: Iterable[CodeType]) -> set[str]:
                 if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (is_looping and step.opname == "STORE_NAME"):
                     found.add(str(step.argval))
     return found
+
+
+def names_written_into(codes: Iterable[CodeType]) -> set[str]:
+    """Names of a module whose containers its functions write into, as into a cache: `x[key] = ...`, `x.append(...)`.
+
+    With a dot before it an attribute, or a variable around a function, which may also be assigned (`nonlocal x`).
+    """
+    found = set[str]()
+    for code in codes:
+        steps = code.co_code[::2]
+        if code.co_name != MODULE_CODE and (_STORE_DEREF in steps or not _WRITES.isdisjoint((*steps, *code.co_names))):
+            found |= _written_into(code)
+    return found
+
+
+@functools.lru_cache(maxsize=10_000)
+def _written_into(code: CodeType) -> set[str]:
+    found, stack = set[str](), list[str]()  # for each value on Python's stack the name that it was loaded by
+    for step in dis.get_instructions(code):
+        if step.is_jump_target:  # what is on the stack depends on where the jump was
+            stack.clear()
+        change, place = dis.stack_effect(step.opcode, step.arg, jump=False), step.arg or 0
+        if step.opcode in _WRITES:
+            found.update(stack[-2:-1])
+        elif step.argval in _WRITES and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            found.update(stack[-1:])
+        elif step.opcode == _STORE_DEREF:
+            found.add(f".{step.argval}")
+        if step.opname == "SWAP" and place <= len(stack):
+            stack[-1], stack[-place] = stack[-place], stack[-1]
+        elif change > 0:
+            known = stack[-place:][:1] if step.opname == "COPY" else []
+            known = [f".{step.argval}"] if step.opname == "LOAD_DEREF" else known
+            stack += [step.argval] if (step.opname, change) == ("LOAD_GLOBAL", 1) else known or [""] * change
+        else:
+            del stack[max(len(stack) + change, 0) :]
+            if stack and not step.opname.startswith(_LEAVES_THE_TOP):
+                stack[-1] = f".{step.argval}" if step.opname == "LOAD_ATTR" else ""
+    return found - {""}
 
 
 @functools.lru_cache(maxsize=10_000)

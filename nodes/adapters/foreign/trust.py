@@ -107,7 +107,11 @@ def _attention_of_pack(function: FunctionType, trusted: frozenset[str]) -> tuple
         return "", ""
     if str(pack) not in trusted and not is_as_declared(package, known.pieces):
         return "", _changed(pack)
-    return known.calls or f"{pack.name}:{function.__name__}:{repr_digest(described(function))[:32]}", ""
+    unknown: list[str] = []
+    content = repr_digest(described(function, unknown))[:32]
+    if unknown and not known.calls:
+        return "", f"{pack.name} gives it a {unknown[0]}"
+    return known.calls or f"{pack.name}:{function.__name__}:{content}", ""
 
 
 def is_trusted(kind: type) -> bool:

@@ -18,7 +18,7 @@ from ....regions.gguf_loras import LoraInputs
 from ....regions.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
 from ....regions.site import Hook, Input, Progress, RegionSite, SilentProgress, taken
 from ....regions.slots import Slot
-from ....regions.structure import Memo, parts, structure_digest
+from ....regions.structure import Memo, parts, structure_digest, unknown_setting
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
 from ....torch_facts.flags import autocast_state
@@ -104,6 +104,9 @@ class RegionBinding:
         structure = site.structure or structure_digest(site.module, self._memo, site.without, policy=self._policy)
         foreign = any(marks_in(module, is_hooked and module is site.module) for module in own)
         refused = _replaced(site.kind, foreign, reach)
+        if unknown := refused is None and (reach.unknown or unknown_setting(own, self._policy)):
+            text = f"{site.kind}: {unknown}; such blocks run eagerly"
+            refused = BypassReason(BypassCode.OBSERVED_INPUT, text)
         slots = weight_slots(site.module, site.without)
         loras = LoraInputs(site, slots)
         bound = self._sites[site] = _BoundSite(digest((structure, reach.digest)), slots, casting, refused, loras)

@@ -9,7 +9,7 @@ from enum import Enum
 
 import torch
 
-from ....errors import BypassCode, BypassReason, CaptureError
+from ....errors import BypassCode, BypassReason, CaptureError, NotComparedError
 from ....regions.site import Progress, RegionSite, SilentProgress
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
@@ -117,6 +117,8 @@ class MissPath:
             found = self._found(call) if leaves else self._compiled(call)
         except Exception as error:  # noqa: BLE001 (`why_failed` raises what has to be raised)
             found = why_failed(call, error)
+            if isinstance(error, NotComparedError):  # a capture of this call goes when the next run begins
+                self.lacks[key] = lack
         if isinstance(found, BypassReason) and shapes not in region.by_shapes:
             self._failed[key] = found
         return self._lacking(key, lack, site, inputs) if found is None or key in self.kept else found

@@ -168,3 +168,49 @@ class TestOptions:
             assert "img_slice" not in given
 
         assert set(self.read(options, {}, block)) == {("img_slice",)}
+
+
+def _raise(*_: Any) -> Any:
+    raise RuntimeError
+
+
+def odd(base: type, *names: str) -> Any:
+    return type("Odd", (base,), dict.fromkeys(names, _raise))
+
+
+ODD: dict[str, Any] = {
+    "the class of functions": types.FunctionType,
+    "a function": torch.nn.functional.gelu,
+    "a lambda": lambda: None,
+    "a generator": (each for each in ()),
+    "a set": {1},
+    "an object that cannot be compared": odd(object, "__eq__", "__hash__", "__repr__")(),
+    "an object without attributes": odd(object, "__getattribute__")(),
+    "a text that cannot be compared": odd(str, "__eq__", "__hash__")("a"),
+    "a number that cannot be compared": odd(float, "__eq__", "__hash__")(1.0),
+    "a number that cannot be written": odd(float, "__repr__")(1.0),
+    "a class that knows no attribute": odd(type, "__getattr__")("Made", (), {})(),
+    "a list of a tensor's class": [types.MappingProxyType({})],
+    "a dictionary with a number as a key": {1: 2},
+    "a large number": 2**63 + 1,
+    "a number of many digits": 10**5000,
+    "a sparse tensor in a class of its own": X.as_subclass(odd(torch.Tensor)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("place", [lambda value: value, lambda value: [{"a": (value,)}]], ids=["itself", "inside"])
+def test_whatever_a_block_gets_is_taken_apart_or_refused(arguments: ModuleType, name: str, place: Any) -> None:
+    given = {"x": X, "value": place(ODD[name])}
+    try:
+        apart = arguments.take_apart(given)
+    except arguments.UnusableArgumentError as error:
+        assert "'value" in str(error)
+    else:
+        assert hash(apart.layout) == hash(arguments.take_apart(given).layout)
+        assert arguments.put_together(apart.layout, apart.inputs())["x"] is X
+
+
+def test_zeros_of_other_signs_are_other_layouts(arguments: ModuleType) -> None:
+    first, second = (arguments.take_apart({"x": X, "scale": zero}).layout for zero in (0.0, -0.0))
+    assert first != second
