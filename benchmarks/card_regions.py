@@ -7,12 +7,16 @@ numbers from their inputs, and weights in int8 run on the CPU, one layer on a sm
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from scripts.models.architectures import SD15, SDXL, VAE
+from scripts.places import ROOT
 
 from .family_models import FAMILIES, Family, family, step_inputs
 from .weight_formats import FORMATS, in_format
@@ -25,15 +29,27 @@ LTX2 = FAMILIES["ltx"]._replace(network="lightricks.av_model.LTXAVModel", settin
 SMALL = (128, 128)  # pixels
 
 
+def load_pack() -> Any:
+    """Import the pack by path as the module `resolute_pack`, as ComfyUI does."""
+    comfyui = Path(os.environ.get("COMFYUI_PATH") or ROOT / ".comfyui")
+    sys.path.insert(0, str(comfyui))
+    spec = importlib.util.spec_from_file_location(
+        "resolute_pack", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["resolute_pack"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
     """(name, site, inputs): the first of each kind and width. Inputs have no contents and are on the described card.
 
     wanted: a regular expression of their names, which begin with that of a model.
     """
-    from . import parity
-
     sys.argv = sys.argv[:1]
-    parity.load_pack()
+    load_pack()
     import comfy.cli_args
     import torch
 

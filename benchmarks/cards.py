@@ -26,7 +26,7 @@ from compile_cache.backends.inductor.parallel import described_gpu
 from scripts.places import ROOT
 
 from .card_regions import regions
-from .smoke_setup import commit_of
+from .rig import commit_of
 
 Row = dict[str, Any]
 

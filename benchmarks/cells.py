@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from scripts.errors import PromptError, ServerError
 from . import rig
 
 NO_LIMIT = 1e9  # seconds
-PARTS = "lacks"  # of a row: the contenders that it has not yet
+PARTS = "lacks"  # of a row: the parts that it has not yet
 
 Row = dict[str, Any]
 
@@ -69,21 +69,17 @@ class Cells:
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
-    def measure(self, name: str, measure: Callable[[], Row | Iterable[Row]], guess: float = 0.0) -> Row | None:
+    def measure(self, name: str, measure: Callable[[], Row], guess: float = 0.0) -> Row | None:
         """Measure a cell and write it. None, and its name in `left`, if the time that is left is shorter than the
         longest cell of this run took, or than `guess` seconds before one was measured; None, and why in `failed`, if a
-        prompt or its server failed.
-
-        measure: returns the row, or yields it each time that it has more (see `parts`): what a cell that is cut or
-        fails has yielded stays in the file.
+        prompt or its server failed. What `measure` added before stays in the file.
         """
         if self.seconds_left < (self._longest or guess):
             return self.leave(name)
         started = time.monotonic()
         try:
-            row, found = None, measure()
-            for row in [found] if isinstance(found, dict) else found:
-                self.add(row)
+            row = measure()
+            self.add(row)
         except OutOfTimeError:
             return self.leave(name)
         except (PromptError, ServerError) as error:  # the other cells still count
@@ -114,11 +110,3 @@ class Cells:
         """Write the file. more: what it has beside the rows, from now on."""
         self.about |= more
         rig.save(self._out, {**self.before, **self.about, "left": self.left, "failed": self.failed, "rows": self.rows})
-
-
-def parts(row: Row, contenders: Sequence[str], measure: Callable[[str], None]) -> Iterator[Row]:
-    """Yield a row after each contender. measure: puts a contender's figures into the row; ours comes first."""
-    for place, contender in enumerate(contenders):
-        measure(contender)
-        row[PARTS] = list(contenders[place + 1 :])
-        yield row

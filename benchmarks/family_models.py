@@ -1,12 +1,10 @@
-"""Transformers of real width and fewer layers, with random weights: settings, files and work per step."""
+"""Transformers of real width and fewer layers, with random weights: settings, files, and the inputs of a step."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import inspect
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +14,7 @@ from typing import Any, NamedTuple
 from scripts.places import ROOT
 from scripts.setup import command
 
-from .gguf_file import python_path
-from .weight_formats import file_of, is_of_block, save
+from .weight_formats import file_of, save
 
 
 class Family(NamedTuple):
@@ -122,57 +119,34 @@ FAMILIES = {
 }  # fmt: skip
 
 
-_WAN_14B = {"dim": 5120, "ffn_dim": 13824, "num_heads": 40}
-_LARGER = (  # than the cards that people have
-    ("flux-full", "flux", {"depth": 19, "depth_single_blocks": 38}),
-    ("qwen-image-full", "qwen-image", {"num_layers": 60}),
-    ("wan-14b-half", "wan", {**_WAN_14B, "num_layers": 20}),
-    ("wan-high", "wan", {**_WAN_14B, "num_layers": 4}),  # Wan 2.2's models for high and low noise
-    ("wan-low", "wan", {**_WAN_14B, "num_layers": 4}),
-)
-LARGE = {name: FAMILIES[like]._replace(settings=FAMILIES[like].settings | more) for name, like, more in _LARGER}
-
-
 def family(name: str, is_small: bool = False) -> Family:
     """is_small: one layer of each kind, small sizes and widths, so that the CPU runs it in seconds."""
-    found = (FAMILIES | LARGE)[name]
+    found = FAMILIES[name]
     if not is_small:
         return found
-    settings = {**found.settings, **dict.fromkeys(found.layers, 1), **_NARROW.get(name.partition("-")[0], {})}
+    settings = {**found.settings, **dict.fromkeys(found.layers, 1), **_NARROW.get(name, {})}
     return found._replace(
         settings=settings, sizes=_SMALL, frames=min(found.frames, 5), tokens=16, padding=found.padding and 8
     )
 
 
-def floor_ms(file: Path, size: tuple[int, int], tera: float, tera_of_products: float | None = None) -> float:
-    """Milliseconds of a step's matrix products and attention, at a speed in 10^12 operations a second. file: of the
-    model. tera_of_products: the speed of products, if it is another.
-    """
-    work, name = json.loads(file.with_suffix(".json").read_text("utf-8")), f"{size[0]}x{size[1]}"
-    attention = work.get(f"{name} attention", 0.0)
-    return float(1000 * (attention / tera + (work[name] - attention) / (tera_of_products or tera)))
-
-
-def ensure(
-    setup: command.Setup, models: Path, names: Sequence[str], is_small: bool, packages: Path | None = None
-) -> None:
+def ensure(setup: command.Setup, models: Path, names: Sequence[str], is_small: bool) -> None:
     """Make the files that are missing, in a process with torch and ComfyUI. models: a folder in ComfyUI's layout.
 
-    names: of families, with a format as in flux:fp8-scaled, and of VAEs: wan-vae. packages: that write GGUF files.
+    names: of families, with a format as in flux:fp8-scaled.
     """
-    for folder in ("checkpoints", "diffusion_models", "loras", "vae"):
+    for folder in ("checkpoints", "diffusion_models", "loras"):
         (models / folder).mkdir(parents=True, exist_ok=True)
     missing = [name for name in dict.fromkeys(names) if not path_of(models, name).with_suffix(".json").is_file()]
     if missing:
         child = [str(setup.python), "-m", "benchmarks.family_models", str(models), str(setup.comfyui), *missing]
-        paths = {**os.environ, **python_path(packages)}
-        subprocess.run([*child, *(["--cpu"] if is_small else [])], cwd=ROOT, env=paths, check=True)
+        subprocess.run([*child, *(["--cpu"] if is_small else [])], cwd=ROOT, check=True)
 
 
 def path_of(models: Path, name: str) -> Path:
-    """The file of a model with its format, or of a VAE. Its work per step is beside it, in JSON."""
+    """The file of a model with its format. A file in JSON beside it says that it is complete."""
     family, _, form = name.partition(":")
-    return models / ("vae" if name.endswith("-vae") else "diffusion_models") / file_of(family, form)
+    return models / "diffusion_models" / file_of(family, form)
 
 
 # --- in a process with torch and ComfyUI -------------------------------------------------------------------------
@@ -194,16 +168,11 @@ def main() -> None:
         plain, _, form = name.partition(":")
         forms.setdefault(plain, {})[form] = path_of(options.folder, name)
     for name, outs in forms.items():
-        if name.endswith("-vae"):
-            importlib.import_module("benchmarks.video_models").save(name.removesuffix("-vae"), outs[""], options.cpu)
-        else:
-            lora = options.folder / "loras" / file_of(name)
-            _make(name, family(name, options.cpu), outs, "cpu" if options.cpu else "cuda", lora)
+        _make(name, family(name, options.cpu), outs, "cpu" if options.cpu else "cuda")
 
 
-def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora: Path) -> None:
+def _make(name: str, family: Family, outs: Mapping[str, Path], device: str) -> None:
     """outs: the file of each form."""
-    import safetensors.torch
     import torch
 
     operations = importlib.import_module("comfy.ops").manual_cast
@@ -218,43 +187,10 @@ def _make(name: str, family: Family, outs: Mapping[str, Path], device: str, lora
             weight.normal_(generator=generator).mul_(0.5 * weight[0].numel() ** -0.5)
         else:
             weight.fill_(1.0 if key.endswith(("weight", "scale")) else 0.0)
-    safetensors.torch.save_file(_lora(weights, generator), str(lora))
-    work: dict[str, float] = {}
-    for width, height in family.sizes:
-        total, attention = _tera_operations(model, family, width, height)
-        work |= {f"{width}x{height}": total, f"{width}x{height} attention": attention}
     for form, out in outs.items():
-        save(weights, form, name, out)
-        out.with_suffix(".json").write_text(json.dumps(work), "utf-8")
-    count = sum(weight.numel() for weight in weights.values())
-    print(f"made {name}: {count / 1e9:.1f} billion weights, 10^12 operations a step: {work}", flush=True)
-
-
-def _lora(weights: Mapping[str, Any], generator: Any) -> dict[str, Any]:
-    """A LoRA of rank 4 for the matrices of the blocks."""
-    import torch
-
-    made: dict[str, Any] = {}
-    for key, weight in weights.items():
-        if is_of_block(key, weight):
-            place = f"diffusion_model.{key.removesuffix('.weight')}"
-            for part, shape in (("up", (weight.shape[0], 4)), ("down", (4, weight.shape[1]))):
-                drawn = torch.randn(shape, device=weight.device, generator=generator) * (0.3 * shape[1] ** -0.5)
-                made[f"{place}.lora_{part}.weight"] = drawn.to(weight.dtype).cpu()
-    return made
-
-
-def _tera_operations(model: Any, family: Family, width: int, height: int) -> tuple[float, float]:
-    """The floating-point operations of one step's matrix products and attention, and of attention alone, in 10^12."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    given = step_inputs(model, family, width, height)
-    with torch.inference_mode(), FlopCounterMode(display=False) as counted:
-        model(**given)
-    operations = counted.get_flop_counts()["Global"]
-    attention = sum(count for operation, count in operations.items() if "attention" in str(operation))
-    return float(counted.get_total_flops() / 1e12), float(attention / 1e12)
+        save(weights, form, out)
+        out.with_suffix(".json").write_text("{}", "utf-8")
+    print(f"made {name}: {sum(weight.numel() for weight in weights.values()) / 1e9:.1f} billion weights", flush=True)
 
 
 def step_inputs(model: Any, family: Family, width: int, height: int) -> dict[str, Any]:

@@ -46,9 +46,9 @@ from scripts.setup import command
 from . import rig, workloads
 from .card_memory import GIB, Memory, small_card, used_bytes
 from .cells import PARTS, Cells, OutOfTimeError, Row, add_options
+from .family_models import family
 from .random_lora import write_lora
-from .rig import OURS, STOCK
-from .smoke_setup import commit_of
+from .rig import OURS, STOCK, commit_of
 
 MODELS = {"SDXL": "sdxl", "Flux": "flux", "Z-Image": "z-image"}  # of `workloads`
 QUEUE, RESTART, LACKING, PAUSES = "queue", "restart", "restart-lacking", "pauses"
@@ -75,7 +75,7 @@ def prompts_of(model: str, is_small: bool) -> list[Prompt]:
         small = 8 if is_small else 1
         kinds = [(count, (w // small // 8 * 8, h // small // 8 * 8, more)) for count, w, h, more in _SDXL]
     else:
-        one, other = ((*size[:2], "") for size in workloads.sizes_of(MODELS[model], is_small)[:2])
+        one, other = ((*size, "") for size in family(MODELS[model], is_small).sizes[:2])
         kinds = [(5, one), (3, other), (3, one), (3, other)]
     return [prompt for count, prompt in kinds for _ in range(count)]
 
@@ -83,7 +83,10 @@ def prompts_of(model: str, is_small: bool) -> list[Prompt]:
 def nodes_of(row: Row, prompt: Prompt, seed: int, files: dict[str, str], is_small: bool) -> dict[str, Any]:
     name, (width, height, more) = MODELS[row["model"]], prompt
     size = (width, height, 2 if more == BATCH else 1, "a lighthouse " * (60 if more == LONG else 1))
-    nodes = workloads.prompt(name, STOCK, size, workloads.steps_of(name, is_small), seed, files, is_small)
+    if name in workloads.CHECKPOINTS:
+        nodes = rig.prompt(files[name], size, 3 if is_small else rig.STEPS, seed)
+    else:
+        nodes = workloads.transformer(name, family(name, is_small), size, 3 if is_small else 10, seed)
     if more == LORA:
         nodes = rig.with_lora(nodes, files["lora"])
     return workloads.as_contender(nodes, row["contender"])

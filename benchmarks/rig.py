@@ -92,23 +92,7 @@ def compiled(nodes: dict[str, Any], backend: str) -> dict[str, Any]:
         nodes["compile_vae"] = node("ResoluteCompileVAEDecode", vae=decodes[0]["inputs"]["vae"], backend=backend)
     for decode in decodes:
         decode["inputs"]["vae"] = ["compile_vae", 0]
-    for apply in [each for each in nodes.values() if each["class_type"] == "ControlNetApplyAdvanced"]:
-        net = apply["inputs"]["control_net"]
-        nodes["compile_control"] = node("ResoluteCompileControlNet", control_net=net, backend=backend)
-        apply["inputs"]["control_net"] = ["compile_control", 0]
     return nodes
-
-
-def with_control_net(nodes: dict[str, Any], file: str, width: int, height: int) -> dict[str, Any]:
-    """Stock's prompt with a ControlNet in each step. Its hint is a grey picture."""
-    links = {"positive": ["positive", 0], "negative": ["negative", 0], "control_net": ["net", 0], "image": ["hint", 0]}
-    for each in [each for each in nodes.values() if each["class_type"].startswith("KSampler")]:
-        each["inputs"] |= {"positive": ["apply", 0], "negative": ["apply", 1]}
-    return nodes | {
-        "net": node("ControlNetLoader", control_net_name=file),
-        "hint": node("EmptyImage", width=width, height=height, batch_size=1, color=0x808080),
-        "apply": node("ControlNetApplyAdvanced", **links, strength=1.0, start_percent=0.0, end_percent=1.0),
-    }
 
 
 def with_lora(nodes: dict[str, Any], file: str, strength: float = 1.0) -> dict[str, Any]:
@@ -169,6 +153,22 @@ def environment(running: ComfyServer) -> dict[str, Any]:
         "devices": stats.get("devices"),
         "system": {key: stats["system"].get(key) for key in ("comfyui_version", "python_version", "pytorch_version")},
     }
+
+
+def commit_of(folder: Path, given: str | None) -> dict[str, Any]:
+    """The commit of a checkout, and whether files differ from it. given: what the caller knows; it comes first."""
+
+    def git(*arguments: str) -> str | None:
+        if shutil.which("git") is None:
+            return None
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)  # noqa: S607
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    top = git("rev-parse", "--show-toplevel")
+    is_own = top is not None and Path(top).resolve() == folder.resolve()  # and not a repository around it
+    found, changes = (git("rev-parse", "HEAD"), git("status", "--porcelain")) if is_own else (None, None)
+    dirty = None if changes is None or (given and given != found) else bool(changes)
+    return {"commit": given or found or "unknown", "is_dirty": dirty}
 
 
 def without_paths(arguments: list[str]) -> list[str]:

@@ -42,10 +42,10 @@ from scripts.setup import command
 from . import rig
 from .card_memory import GIB, processes_mib, settled_bytes, used_bytes
 from .cells import OutOfTimeError, add_options
-from .rig import OURS, STOCK
+from .rig import OURS, STOCK, commit_of
 from .smoke_checks import PASS, Check, checks_of, row_checks, summary, table, write_readme
 from .smoke_rows import BEHIND, COLD, QUEUE, RESTART, UNLOAD, Row, prompt, rows
-from .smoke_setup import commit_of, import_bundle, make_models
+from .smoke_setup import import_bundle, make_models
 
 SECONDS = 280
 STILL = 4.0  # seconds in which memory has to stay the same: unloading waits for other things in between

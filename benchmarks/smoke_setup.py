@@ -1,8 +1,7 @@
-"""Make what `benchmarks.smoke` needs before its clock starts: models, a bundle's regions, the commit of the code."""
+"""Make what `benchmarks.smoke` needs before its clock starts: models, a bundle's regions."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -40,19 +39,3 @@ def import_bundle(file: Path, server: ComfyServer, store: Path) -> dict[str, Any
     print(said, flush=True)
     about = {"imported": done.returncode == 0, "imported_bytes": file.stat().st_size}
     return about | {"said": said.splitlines()[-1] if said else ""}
-
-
-def commit_of(folder: Path, given: str | None) -> dict[str, Any]:
-    """The commit of a checkout, and whether files differ from it. given: what the caller knows; it comes first."""
-
-    def git(*arguments: str) -> str | None:
-        if shutil.which("git") is None:
-            return None
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)  # noqa: S607
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    top = git("rev-parse", "--show-toplevel")
-    is_own = top is not None and Path(top).resolve() == folder.resolve()  # and not a repository around it
-    found, changes = (git("rev-parse", "HEAD"), git("status", "--porcelain")) if is_own else (None, None)
-    dirty = None if changes is None or (given and given != found) else bool(changes)
-    return {"commit": given or found or "unknown", "is_dirty": dirty}

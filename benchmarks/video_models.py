@@ -1,4 +1,4 @@
-"""VAEs of real width for `benchmarks.video`, with random weights; narrow ones for a run on the CPU."""
+"""VAEs of real width with random weights, for `cards`; narrow ones for tests on the CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,15 +14,19 @@ import torch
 
 _KL: dict[str, Any] = {
     "double_z": True, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128, "ch_mult": [1, 2, 4, 4],
-    "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "z_channels": 16,
+    "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "z_channels": 16, "conv3d": True, "time_compress": 4,
 }  # fmt: skip
-_PARTS = "comfy.ldm.modules.diffusionmodules.model"
+_BOTH = ("Encoder", "Decoder")
 _REFINER = "comfy.ldm.hunyuan_video.vae_refiner"
-_REFINED: dict[str, Any] = {
+_SETTINGS: dict[str, Any] = {
     "block_out_channels": [128, 256, 512, 1024, 1024], "in_channels": 3, "out_channels": 3, "num_res_blocks": 2,
     "ffactor_spatial": 16, "ffactor_temporal": 4, "downsample_match_channel": True, "upsample_match_channel": True,
     "z_channels": 32,
 }  # fmt: skip
+_REFINED = {
+    "regularizer_config": {"target": "comfy.ldm.models.autoencoder.EmptyRegularizer"},
+    **{f"{part.lower()}_config": {"target": f"{_REFINER}.{part}", "params": _SETTINGS} for part in _BOTH},
+}
 _WAN: dict[str, Any] = {
     "dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]
 }  # fmt: skip
@@ -33,15 +36,6 @@ _COSMOS: dict[str, Any] = {
     "channels": 128, "channels_mult": [2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [32], "dropout": 0.0,
     "patch_size": 4, "num_groups": 1, "temporal_compression": 8, "spacial_compression": 8,
 }  # fmt: skip
-
-
-def _engine(where: str, settings: dict[str, Any], regularizer: str) -> dict[str, Any]:
-    """The settings of core's AutoencodingEngine around an encoder and a decoder."""
-    return {
-        "regularizer_config": {"target": f"comfy.ldm.models.autoencoder.{regularizer}"},
-        "encoder_config": {"target": f"{where}.Encoder", "params": settings},
-        "decoder_config": {"target": f"{where}.Decoder", "params": settings},
-    }
 
 
 @dataclass(frozen=True)
@@ -59,12 +53,6 @@ class Vae:
     known_by: Mapping[str, Any] = field(default_factory=dict)
 
 
-_NARROW_KL = {f"{_PARTS}.{part}": {"ch": 32, "num_res_blocks": 1} for part in ("Encoder", "Decoder")}
-_NARROW_REFINED = {
-    f"{_REFINER}.{part}": {"block_out_channels": [32, 32, 64, 64, 64], "num_res_blocks": 1}
-    for part in ("Encoder", "Decoder")
-}
-_ENGINE = "comfy.ldm.models.autoencoder.AutoencodingEngine"
 VAES = {
     "wan": Vae("comfy.ldm.wan.vae.WanVAE", _WAN, {"comfy.ldm.wan.vae.WanVAE": {"dim": 8}}),
     "wan22": Vae(
@@ -75,18 +63,17 @@ VAES = {
     "ltx": Vae(
         f"{_LTX}.VideoVAE",
         {"version": 2},  # which core tells by the width
-        {
-            f"{_LTX}.VideoVAE": {"version": 2},
-            f"{_LTX}.Encoder": {"base_channels": 16},
-            f"{_LTX}.Decoder": {"base_channels": 16},
-        },
+        {f"{_LTX}.VideoVAE": {"version": 2}, **{f"{_LTX}.{part}": {"base_channels": 16} for part in _BOTH}},
     ),
     "hunyuan": Vae(
         "comfy.ldm.models.autoencoder.AutoencoderKL",
-        {"ddconfig": {**_KL, "conv3d": True, "time_compress": 4}, "embed_dim": 16},
-        _NARROW_KL,
+        {"ddconfig": _KL, "embed_dim": 16},
+        {f"comfy.ldm.modules.diffusionmodules.model.{part}": {"ch": 32, "num_res_blocks": 1} for part in _BOTH},
     ),
-    "hunyuan15": Vae(_ENGINE, _engine(_REFINER, _REFINED, "EmptyRegularizer"), _NARROW_REFINED),
+    "hunyuan15": Vae(
+        "comfy.ldm.models.autoencoder.AutoencodingEngine", _REFINED,
+        {f"{_REFINER}.{part}": {"block_out_channels": [32, 32, 64, 64, 64], "num_res_blocks": 1} for part in _BOTH},
+    ),
     "h3": Vae(
         "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE", {},
         {
@@ -101,14 +88,9 @@ VAES = {
     ),
     "mochi": Vae(
         "comfy.ldm.genmo.vae.model.VideoVAE", {},
-        {f"comfy.ldm.genmo.vae.model.{part}": {"base_channels": 32} for part in ("Encoder", "Decoder")},
+        {f"comfy.ldm.genmo.vae.model.{part}": {"base_channels": 32} for part in _BOTH},
     ),
-    "sdxl": Vae(
-        "comfy.ldm.models.autoencoder.AutoencoderKL", {"ddconfig": {**_KL, "z_channels": 4}, "embed_dim": 4}, _NARROW_KL
-    ),
-    "flux": Vae(_ENGINE, _engine(_PARTS, _KL, "DiagonalGaussianRegularizer"), _NARROW_KL),
 }  # fmt: skip
-VAES["qwen"] = VAES["wan"]
 
 
 def weights_of(name: str, is_small: bool) -> dict[str, Any]:
@@ -117,15 +99,6 @@ def weights_of(name: str, is_small: bool) -> dict[str, Any]:
     with _narrow(name, is_small):  # on the CPU, where core leaves weights as they come: Cosmos' reads numbers
         weights = _kind(VAES[name].kind)(**VAES[name].settings).state_dict()
     return {key: _random(key, weight.shape) for key, weight in (weights | VAES[name].known_by).items()}
-
-
-def save(name: str, out: Path, is_small: bool) -> None:
-    """Write a VAE in bf16, and beside it the file that tells `family_models` that it is complete."""
-    import safetensors.torch
-
-    weights = {key: value.to(torch.bfloat16).contiguous() for key, value in weights_of(name, is_small).items()}
-    safetensors.torch.save_file(weights, str(out))
-    out.with_suffix(".json").write_text("{}", "utf-8")
 
 
 def loaded_vae(name: str, is_small: bool) -> Any:

@@ -28,7 +28,6 @@ class CacheConfig:
     verify: compare every region with eager at each new shape, not only when a shape leaves the verified range.
     store_folder: where compiled regions survive a restart; None stores nothing. store_bytes: its size limit.
     remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
-    advises: say which format of a model's file would be faster on this card.
     workers: number of processes that compile regions. None: as many as fit in memory. 0: this process compiles.
     source: digest of the code that regions are traced from. Regions compiled from other code are not used.
     trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
@@ -49,7 +48,6 @@ class CacheConfig:
     store_folder: Path | None = None
     store_bytes: int = 2048 * _MIB
     remember: bool = True
-    advises: bool = True
     workers: int | None = None
     source: str = ""
     trusted: frozenset[str] = frozenset()
@@ -86,7 +84,6 @@ class CacheConfig:
             store_folder=_folder(env, "RESOLUTE_STORE", store_folder),
             store_bytes=_megabytes(env, "RESOLUTE_STORE_MB", defaults.store_bytes),
             remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
-            advises=_flag(env, "RESOLUTE_ADVICE", defaults.advises),
             workers=_number(env, "RESOLUTE_WORKERS", defaults.workers),
             source=source if attention == defaults.attention else f"{source}, {attention} attention",
             trusted=_names(env, "RESOLUTE_TRUSTED_CLASSES") | _packs(env, "RESOLUTE_TRUSTED_PACKS"),

@@ -6,10 +6,9 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..compile_cache.texts import Text
 from .adapters.comfyui.messages import on_node
-from .adapters.comfyui.version import search_aliases, with_node_id
-from .adapters.report import image_comparison, node_seconds
+from .adapters.comfyui.version import search_aliases
+from .adapters.report import image_comparison
 from .inputs import CATEGORY, require_numbers
 
 
@@ -57,14 +56,8 @@ class CompareImages(io.ComfyNode):
                 ),
                 io.Float.Output(display_name="ssim", tooltip="The lowest SSIM of all pairs; 1 if identical."),
             ],
-            **with_node_id(),
             is_output_node=True,
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, **kwargs: Any) -> str:
-        node_seconds.begin()  # ComfyUI asks each node for this before it runs the first one
-        return ""
 
     @classmethod
     def execute(cls, image_a: Any, image_b: Any, max_error: float, min_psnr: float) -> io.NodeOutput:
@@ -77,9 +70,6 @@ class CompareImages(io.ComfyNode):
         if problem is not None:
             raise ValueError(problem)
         text = image_comparison.report(scores, max_error, min_psnr)
-        times = node_seconds.comparison(cls.hidden.unique_id, "image_a", "image_b")
-        if times is not None:
-            text = Text.joined("\n", [times, text])
         numbers = (scores.max_error, scores.mean_error, scores.psnr, scores.ssim)
         return io.NodeOutput(text, scores.heat_map, *numbers, ui=on_node(text))
 

@@ -1,4 +1,4 @@
-"""Graph Cache Report: what the cache did, as text and as a chart."""
+"""Graph Cache Report: what the cache did, as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..compile_cache.calls import report_rows
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases
-from .adapters.report import cache_report, table_and_chart
+from .adapters.report import cache_report
 from .inputs import CATEGORY
 
 
@@ -21,17 +21,13 @@ class GraphCacheReport(io.ComfyNode):
             display_name="Graph Cache Report",
             category=CATEGORY,
             **search_aliases("resolute report", "benchmark", "statistics", "profile", "cuda graph", "why slow"),
-            description="Shows a table and a chart of what the cache did: compiles, captures, replays, stalls, "
-            "bypasses and memory.",
+            description="Shows what the cache did: compiles, captures, replays, stalls, bypasses and memory.",
             inputs=[
                 io.AnyType.Input(
                     "any", optional=True, tooltip="Connect the last image or latent, so that the report runs after it."
                 )
             ],
-            outputs=[
-                io.String.Output(display_name="text", tooltip="The report as a table."),
-                io.Image.Output(display_name="image", tooltip="The report as a chart."),
-            ],
+            outputs=[io.String.Output(display_name="text", tooltip="The report as a table.")],
             is_output_node=True,
         )
 
@@ -41,6 +37,5 @@ class GraphCacheReport(io.ComfyNode):
 
     @classmethod
     def execute(cls, any: Any = None) -> io.NodeOutput:
-        data = cache_report.report()
-        text = report_rows.report(data)
-        return io.NodeOutput(text, table_and_chart.chart(data), ui=on_node(text))
+        text = report_rows.report(cache_report.report())
+        return io.NodeOutput(text, ui=on_node(text))

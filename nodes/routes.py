@@ -30,7 +30,7 @@ from ..compile_cache.errors import UserError
 from .adapters.comfyui import messages
 from .adapters.comfyui.prompt_queue import queue
 from .adapters.process import runtime, user_settings
-from .adapters.report import cache_report, runs, stock_measurements, table_and_chart
+from .adapters.report import cache_report, report_text, runs, stock_measurements
 from .adapters.restart import preload
 from .adapters.sampling import memory
 from .adapters.warm_up.request import parse_request
@@ -62,7 +62,7 @@ def _events() -> dict[str, Any]:
 
 
 def _report() -> dict[str, Any]:
-    return {"text": table_and_chart.report_text(cache_report.report(), runs.latest(), user_settings.all_set())}
+    return {"text": report_text.report_text(cache_report.report(), runs.latest(), user_settings.all_set())}
 
 
 def _reads(read: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -16,12 +16,6 @@ export function seconds(value) {
   return value < 1 ? `${value.toFixed(2)} s` : `${value.toFixed(1)} s`;
 }
 
-// "14 min", for sums of many prompts.
-export function duration(value) {
-  if (value < 90) return `${Math.round(value)} s`;
-  return value < 5400 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
-}
-
 export function mebibytes(bytes) {
   if (bytes > 0 && bytes < 2 ** 19) return "< 1 MiB";
   return `${Math.round(bytes / 2 ** 20)} MiB`;

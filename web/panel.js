@@ -1,7 +1,7 @@
 // The panel in ComfyUI's sidebar.
 import { Actions } from "./actions.js";
 import { badgeText } from "./badge.js";
-import { duration, element, mebibytes } from "./dom.js";
+import { element, mebibytes } from "./dom.js";
 import { isUndone, latestStep } from "./graph.js";
 import { modelTable, titled } from "./sizes.js";
 import { isOff } from "./switch.js";
@@ -21,7 +21,6 @@ export class Panel {
   render(container) {
     const { t } = this;
     this.status = element("div", { class: "resolute-headline" });
-    this.saved = element("div", { class: "resolute-faint" });
     this.switch = element("button", {
       type: "button",
       role: "switch",
@@ -47,7 +46,6 @@ export class Panel {
         { class: "resolute-panel", "aria-label": "Resolute" },
         element("h2", {}, "Resolute"),
         this.status,
-        this.saved,
         this.progress,
         this.switch,
         element("div", { class: "resolute-buttons" }, this.buttons()),
@@ -168,8 +166,6 @@ export class Panel {
     const measure = document.querySelector("[data-action=measure]");
     if (measure) measure.textContent = this.actions.measuring.isRunning ? t("Cancel measuring") : t("Measure against stock");
     if (!live.cache) return;
-    const saved = live.cache.saved_seconds;
-    this.saved.textContent = saved >= 1 ? t("saved {time} since start", { time: duration(saved) }) : "";
     this.memory.replaceChildren(...this.memoryRow());
     const none = element("p", { class: "resolute-faint" }, t("No compiled model has run yet."));
     const { captures } = live.cache.device;

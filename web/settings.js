@@ -77,13 +77,6 @@ const DEFINITIONS = [
     defaultValue: true,
     tooltip: `Loads what you used last when ComfyUI starts. ${AFTER_A_RESTART}`,
   },
-  {
-    id: "Resolute.Advice",
-    name: "Say which file would be faster on this card (after a restart)",
-    type: "boolean",
-    defaultValue: true,
-    tooltip: `One line on the node, once for each model. ${AFTER_A_RESTART}`,
-  },
 ];
 
 // fixed: setting -> "VARIABLE=value", from GET /resolute/settings. get and set: read and change a setting of ComfyUI's dialog.

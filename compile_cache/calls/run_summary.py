@@ -37,7 +37,6 @@ class Run:
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
     if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
     came: regions whose code came behind the picture, if calls had waited for it and ran them all; else 0.
-    advice: which format of the file would be faster on this card, if that is to be said.
     why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 
@@ -64,7 +63,6 @@ class Run:
     regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
-    advice: Text | None = None
     why_eager: str = ""
     came: int = 0
 

@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT_FILE = "environment.json"
 DIGEST_CHARS = 16  # characters of a digest in a file name
 ENDING = ".region"
-_ENDINGS = (ENDING, ".bin", ".json")  # earlier versions wrote the last two for each region; `_trim` removes them
 _SKEW_SECONDS = 60.0  # by which another process or machine may be ahead
 _ABANDONED_SECONDS = 3600.0  # a half-written file of this age has no writer any more
 
@@ -192,9 +191,7 @@ class ArtifactStore:
     def _by_age(self) -> list[tuple[float, int, Path]]:
         """(time of last use, bytes, path) of every artifact of every environment, oldest first."""
         found = []
-        for path in files_in(self._root, "*/*-*"):
-            if path.suffix not in _ENDINGS:
-                continue
+        for path in files_in(self._root, f"*/*-*{ENDING}"):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 found.append((status.st_mtime, status.st_size, path))

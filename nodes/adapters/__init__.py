@@ -9,7 +9,7 @@ A folder imports only folders below it:
     forward/    the forward that ComfyUI calls: describe a call, run it through the cache, log the run
     report/     what is shown: the report, the runs, the comparison of images, Measure against stock
     restart/    after a restart: load compiled regions ahead, and tell which shapes are ready
-    sampling/   what else changes in a sampling run: batches of conds, overlapping steps, free memory
+    sampling/   what else changes in a sampling run: batches of conds, free memory
     process/    what the process keeps: its cache, a record of each module, the user's settings
     weights/    where a module's weights are, when a capture over them is right, and how they are paged in
     blocks/     which blocks of a model become regions: UNets, transformers, decoders, encoders

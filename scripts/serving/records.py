@@ -166,7 +166,7 @@ class Records:
 
 
 def is_used_workflow(value: Any) -> bool:
-    """A workflow that a new replica can warm up, with what it needs; an older file may hold anything."""
+    """A workflow that a new replica can warm up, with what it needs; a damaged file may hold anything."""
     if not isinstance(value, dict) or not isinstance(value.get("prompt"), dict):
         return False
     need = value.get("need")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy
@@ -86,32 +85,3 @@ def test_an_exceeded_limit_fails_the_prompt_with_the_numbers(
     numbers = "max error 10.00 of 255, mean error 10.0000 of 255, PSNR 28.13 dB, SSIM 0.99"
     assert message.startswith(f"Image 1 of 1 is outside the limits ({limit}): {numbers}"), message
     assert bench.run(two_pictures(GREY, LIGHTER, max_error=10, min_psnr=28)).history["outputs"]["compare"]
-
-
-TIMES = re.compile(r"Sampling and decode: A (\d.*?), B (\d.*?)\.")
-IN_THIS_PROMPT = re.compile(r"[\d.]+ m?s( \([\d.]+ m?s of these compiling or loading\))?")
-
-
-def test_it_says_how_long_sampling_and_decode_of_both_pictures_took(bench: Bench, tiny_prompt: Any, seed: int) -> None:
-    prompt: PromptDict = tiny_prompt(seed=seed, width=72, height=64, steps=2)
-    prompt["second-sample"] = {**prompt["sample"], "inputs": {**prompt["sample"]["inputs"], "steps": 3}}
-    prompt["second"] = node("VAEDecode", samples=["second-sample", 0], vae=["vae", 0])
-    prompt["compare"] = compare("decode", "second")
-    run = bench.run(prompt)
-    first = TIMES.fullmatch(report_of(run)[0])
-    assert first is not None, report_of(run)
-    assert all(IN_THIS_PROMPT.fullmatch(text) for text in first.groups()), first.groups()
-    (words,) = run.history["outputs"]["compare"]["resolute_words"]
-    assert words["parts"][0]["text"] == "Sampling and decode: A {a}, B {b}."
-    prompt["second-sample"]["inputs"]["steps"] = 4
-    changed = TIMES.fullmatch(report_of(bench.run(prompt))[0])
-    assert changed is not None
-    assert changed[1] == f"{first[1]} in an earlier prompt"
-    assert IN_THIS_PROMPT.fullmatch(changed[2])
-
-
-def test_it_gives_no_times_for_a_picture_that_was_not_sampled(bench: Bench, tiny_prompt: Any, seed: int) -> None:
-    prompt: PromptDict = tiny_prompt(seed=seed, width=72, height=64, steps=2)
-    prompt["b"] = picture(GREY, width=72, height=64)
-    prompt["compare"] = compare("decode", "b")
-    assert report_of(bench.run(prompt))[0].startswith("1 image of 72x64")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,3 +33,18 @@ def test_choosing_it_says_what_to_install_and_the_next_prompt_works(bench: Bench
         assert "requirements-oneflow.txt" in message
     plain = bench.run(prompt)
     assert_same(bench.run(compiled(prompt, "eager")), plain)
+
+
+def test_a_backend_that_cannot_read_pages_asks_for_ordinary_weights(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (patcher,) = core.tiny_model().build(seed=0, kind="sd")
+    compile_model_with = core.ours("compile.diffusion_model").compile_diffusion_model
+    packages = core.inside("backends.oneflow.packages")
+    monkeypatch.setattr(packages, "version_of", lambda _: "0.9.0")
+    monkeypatch.setattr("sys.platform", "linux")
+    assert compile_model_with(patcher, "oneflow").model is patcher.model
+    monkeypatch.setattr(type(patcher), "is_dynamic", lambda _: True)
+    with pytest.raises(Exception, match=r"DynamicVRAM moves them. Start ComfyUI with --disable-dynamic-vram"):
+        compile_model_with(patcher, "oneflow")
+    assert compile_model_with(patcher, "eager").model is patcher.model

@@ -17,11 +17,11 @@ from scripts.places import ROOT
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
     out: Path = tmp_path_factory.mktemp("parity") / "parity.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.parity", "--out", str(out)],
+        [sys.executable, "-m", "tests.gpu.unet_parity", str(out)],
         capture_output=True, text=True, cwd=ROOT, env=os.environ, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, dict[str, float]] = json.loads(out.read_text())["rows"]
+    result: dict[str, dict[str, float]] = json.loads(out.read_text("utf-8"))
     return result
 
 

@@ -115,7 +115,7 @@ def test_a_fused_fp8_quantizer_is_as_near_to_float32_as_comfy_kitchens_kernel() 
 def test_a_gguf_weight_is_decoded_in_a_region_and_takes_loras_of_any_rank() -> None:
     run(
         """
-        from benchmarks.gguf_file import q4_k
+        from tests.gpu.q4_k import q4_k
         from compile_cache.backends.inductor.compile.lowering import compile_trace
         from compile_cache.backends.inductor.compile.tracing import general_hints, bind_dims, trace
         from compile_cache.regions.gguf_loras import LoraInputs

@@ -8,8 +8,7 @@ from ..foreign.core_code import is_quantized
 from ..foreign.packs import sources_of
 from ..foreign.trust import is_trusted
 
-# Of paging (DynamicVRAM). A copy of a model must not have them.
-PAGING = frozenset(
+_PAGING = frozenset(  # of DynamicVRAM
     {
         "_v", "_v_block", "_v_block_faulted", "_v_signature", "_v_weight", "_v_bias",
         "_pins", "_pin_state", "_prefetch", "_comfy_graph", "comfy_cast_weights",
@@ -25,7 +24,7 @@ def _knows_layout(kind: type) -> bool:
 
 
 ATTRIBUTES = ModuleAttributePolicy(
-    bookkeeping=PAGING
+    bookkeeping=_PAGING
     | {
         "prev_comfy_cast_weights",
         "comfy_patched_weights",

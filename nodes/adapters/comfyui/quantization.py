@@ -87,14 +87,6 @@ def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device)
     return [f"{name} products" if product else _without_product(name, device) for name, product in found]
 
 
-def has_products(name: str, device: torch.device) -> bool:
-    """Core multiplies weights in its format `name` as they are, by a fast kernel. That for fp8 is torch's own."""
-    supports: Any = getattr(comfy.model_management, _ASKED[name], None)
-    if not name.startswith("float8") and _lacks_kernels():
-        return False
-    return name in _algorithms() and (supports is None or bool(supports(device)))
-
-
 def _lacks_kernels() -> bool:
     """This torch is for an older CUDA, or for none."""
     return int((torch.version.cuda or "0").partition(".")[0]) < _CUDA_OF_KERNELS

@@ -73,34 +73,6 @@ def file_of(patcher: Any) -> str:
     return next((Path(each).name for each in given if isinstance(each, str) and each), "")
 
 
-def supports_model_override(patcher: Any) -> bool:
-    """The patcher's `clone` can make one around another model (absent in 0.8)."""
-    return "model_override" in inspect.signature(patcher.clone).parameters
-
-
-def unload_everywhere(patcher: Any) -> None:
-    """Unload a model and its clones from every device."""
-    management = comfy.model_management
-    if not hasattr(management, "unload_model_and_clones"):  # before ComfyUI 0.23.0
-        loaded = management.current_loaded_models
-        others = [each for each in loaded if each.model is None or not patcher.is_clone(each.model)]
-        for device in {each.device for each in loaded}:
-            management.free_memory(1e30, device, keep_loaded=others)
-        return
-    unload = management.unload_model_and_clones
-    unload(patcher, **({"all_devices": True} if "all_devices" in inspect.signature(unload).parameters else {}))
-
-
-def make_clone_of(clone: Any, patcher: Any) -> None:
-    """Give `clone` the identity of `patcher` (absent before 0.23.0).
-
-    Core takes patchers with one identity for clones of one model, and passes a model copy on another GPU between them;
-    a paging patcher cannot run on a copy that was not made for paging.
-    """
-    if hasattr(patcher, "clone_base_uuid"):
-        clone.clone_base_uuid = patcher.clone_base_uuid
-
-
 def vae_attention_is_traceable() -> bool:
     """The VAE's attention is torch's. The others slice by free memory, and a trace would freeze the slices."""
     return bool(comfy.model_management.pytorch_attention_enabled_vae())

@@ -6,11 +6,11 @@ from typing import Any
 
 import comfy.controlnet
 
+from ....compile_cache.foreign.attributes import replaced_methods
 from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
 from ..comfyui import switch
 from ..forward.patch_install import install_compiled_forward
-from ..weights.unshared_clone import unshared_clone
 from .backend_choice import explain_passthrough, request_for
 
 
@@ -28,7 +28,10 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
         explain_passthrough(reason, node_id)
         return copy
     request = request_for(backend, copy.control_model_wrapped, Role.CONTROLNET, node_id)
-    patcher = unshared_clone(copy.control_model_wrapped)
+    patcher = copy.control_model_wrapped.clone()
+    if not replaced_methods(patcher.model):
+        # In a chain with the original, core loads both: the one that comes later would undo what they share.
+        patcher.object_patches_backup = {}
     install_compiled_forward(patcher, "forward", request)
     copy.control_model_wrapped = patcher
     copy.control_model = patcher.model

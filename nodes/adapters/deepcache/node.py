@@ -18,7 +18,6 @@ from ..foreign.core_code import is_core_function
 from ..forward.forward_patch import ForwardPatch
 from ..forward.patch_install import install_patch
 from ..forward.uncompiled_forward import UncompiledForward
-from ..sampling.wrappers import OVERLAP, set_wrapper
 from .cost import share_of_fast_pass
 from .passes import core_unet
 from .run import DeepCacheRun
@@ -55,7 +54,6 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     sampling = Sampling(settings, share_of_fast_pass(unet, settings.depth), node_id)
     for kind, name in _WRAPPERS.items():
         clone.add_wrapper_with_key(kind, _KEY, getattr(sampling, name))
-    set_wrapper(clone, *OVERLAP)
     inside = tuple(math.ceil(percent * _EXAMPLE_STEPS) for percent in (settings.start_percent, settings.end_percent))
     example = plan(settings, _EXAMPLE_STEPS, (inside[0], min(inside[1], _EXAMPLE_STEPS)))
     _report(node_id, Text("for example {plan}", plan=example.summary(sampling.fast_share)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,9 +17,8 @@ from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.all_modules import foreign_on_every_module
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.stats import SHORT_WAIT
-from ....compile_cache.texts import Text
 from ....compile_cache.torch_facts.flags import intercepting_mode, torch_flags
-from ..comfyui import better_format, core_compiler
+from ..comfyui import core_compiler
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.quantization import formats_in_words
 from ..process import runtime
@@ -29,7 +27,6 @@ from ..report import runs
 from ..restart import shape_status
 from .call_description import CallDescription
 
-logger = logging.getLogger(__name__)
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
 
 _MAX_KEYS = 1024
@@ -99,18 +96,7 @@ class ModuleRunner:
             "structure": runtime.record_of(module).structure(),
             "formats": tuple(text for each in programs for text in formats_in_words(*each)),
             "step_bytes": self.weights.paged.step_bytes(),
-            "advice": self._advice(module),
         }
-
-    def _advice(self, module: torch.nn.Module) -> Text | None:
-        """Which format of the model's file would be faster on this card; None but for its first prompt."""
-        if self._role is not Role.UNET or not runtime.cache().config.advises or runs.are_of_a_warm_up():
-            return None
-        try:
-            return better_format.advice(runtime.fingerprint_of(module), module, runtime.device(), runs.prompt_now())
-        except Exception:  # a pack's weights, which have no size: a picture is worth more than a line
-            logger.debug("Resolute: it is not known which format would be faster", exc_info=True)
-            return None
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
         """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.

@@ -19,7 +19,6 @@ from comfy.patcher_extension import CallbacksMP, PatcherInjection
 from ....compile_cache.foreign.attributes import is_own
 from ..process.compile_request import CompileRequest
 from ..restart import preload
-from ..weights.unshared_clone import OUR_INJECTIONS
 from .compiled_forward import CompiledForward
 from .forward_patch import NOTHING, ForwardPatch
 
@@ -43,7 +42,7 @@ def install_compiled_forward(patcher: Any, name: str, request: CompileRequest) -
 def install_patch(patcher: Any, name: str, patch: ForwardPatch) -> None:
     """Replace the method `name` of the model of `patcher`, our own clone, and of later clones of it."""
     patcher.add_object_patch(name, patch)
-    patcher.set_injections(OUR_INJECTIONS, [PatcherInjection(_after_patching, _before_restoring)])
+    patcher.set_injections(_KEY, [PatcherInjection(_after_patching, _before_restoring)])
     for moment, callback in _CALLBACKS.items():
         patcher.remove_callbacks_with_key(moment, _KEY)
         patcher.add_callback_with_key(moment, _KEY, callback)

@@ -16,7 +16,6 @@ from ....compile_cache.calls import rows
 from ....compile_cache.calls.run_summary import Run, together, without
 from ....compile_cache.keys import Role
 from ....compile_cache.stats import SHORT_WAIT, Mark
-from ....compile_cache.texts import Text
 from ..comfyui.compile_progress import CompileProgress
 from ..comfyui.transformer_options import COND_ORDER, SCHEDULE
 from ..process import runtime
@@ -96,13 +95,8 @@ class SessionLog:
             logger.info("Resolute: %s", rows.log_line(run))
         self._begun = None
         if self._shape or why_no_calls:
-            stock_measurements.count(run)
             measured = stock_measurements.of(run)
-            said = [rows.status(run, measured.on_node() if measured is not None else None)]
-            if run.advice:
-                logger.info("Resolute: %s", run.advice)
-                said.append(run.advice)
-            self._progress.show_result(Text.joined("\n", said))
+            self._progress.show_result(rows.status(run, measured.on_node() if measured is not None else None))
             runs.add(run)
         while self._role is not Role.CONTROLNET and _open:
             control = _open.pop()

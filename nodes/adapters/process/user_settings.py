@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 # Name in the dialog -> environment variable.
 VARIABLES = {
-    "Resolute.Advice": "RESOLUTE_ADVICE",
     "Resolute.BudgetMiB": "RESOLUTE_BUDGET_MB",
     "Resolute.Captures": "RESOLUTE_CAPTURE",
     "Resolute.Compile": "RESOLUTE_COMPILE",

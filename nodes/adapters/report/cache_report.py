@@ -16,7 +16,7 @@ from . import stock_measurements
 
 
 def report() -> dict[str, Any]:
-    """The state of the cache, as JSON: its own report, and eleven more fields.
+    """The state of the cache, as JSON: its own report, and ten more fields.
 
     coming: regions without code yet, and in about how many seconds it is there; null until the first one came.
     regions_ready: compiled regions in memory, each once for all models: the count that people see. sizes_ready: of
@@ -25,8 +25,7 @@ def report() -> dict[str, Any]:
     weights. store: regions kept on disk, and their bytes.
     models: for each remembered model and shape, whether it is ready in memory or on disk. attention: the kernel of each
     shape that was measured. whole_calls: calls that were compared, with their seconds compiled and eager. device: see
-    `_device`. measurements: what *Measure against stock* found on this device. saved_seconds: what that saved since the
-    start; 0 while waits took more.
+    `_device`. measurements: what *Measure against stock* found on this device.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
@@ -58,7 +57,6 @@ def report() -> dict[str, Any]:
         "whole_calls": cache.whole_calls.report(),
         "device": _device(),
         "measurements": stock_measurements.here(),
-        "saved_seconds": max(round(stock_measurements.saved_seconds(), 1), 0.0),
     }
 
 

@@ -20,7 +20,7 @@ from ....compile_cache.calls.reason_texts import in_short
 from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.choices.tuner import Tuner
 from ....compile_cache.errors import UserError
-from ....compile_cache.keys import VAE_ROLES, WHOLE_DIFFUSION_MODEL
+from ....compile_cache.keys import VAE_ROLES
 from ....compile_cache.texts import Text
 from ..comfyui import messages
 from ..process import runtime
@@ -117,7 +117,6 @@ class Measurement:
 
 # By measure and arm: (height, width, channels) in levels, of each picture or frame of that arm's latest prompt.
 _pictures: dict[tuple[str, str], list[torch.Tensor]] = {}
-_saved_seconds = 0.0
 
 
 def keep_picture(measure: str, arm: str, images: Any) -> None:
@@ -216,21 +215,6 @@ def of(run: Run) -> Measurement | None:
 def here() -> list[dict[str, Any]]:
     """The measurements of this device, as JSON."""
     return [found.plain() for _, found in _kept().on(runtime.device_name())]
-
-
-def count(run: Run) -> None:
-    """Add what a run saved against stock to `saved_seconds`, if its model and size were measured."""
-    global _saved_seconds
-    is_sampling = run.role in {role.value for role in WHOLE_DIFFUSION_MODEL}
-    found = of(run) if is_sampling and not (run.stopped or run.is_warm_up) else None
-    if found is not None:
-        worked = run.seconds_without_waits
-        _saved_seconds += worked * (found.ratio - 1) - (run.seconds - worked)
-
-
-def saved_seconds() -> float:
-    """Since the start: what the runs of measured models and sizes took less than stock, minus their waits."""
-    return _saved_seconds
 
 
 @functools.cache

@@ -41,9 +41,11 @@ def begin(server: Any) -> None:
     `fake_devices` must come before a thread of another pack traces something.
     """
     fake_devices.keep()
+    # What is there now stays; ComfyUI collects every 10 s, and would look at all of it for 0.4 s. Not later: ComfyUI's
+    # executor would be frozen too, and its first cache keep models for ever.
+    gc.freeze()
 
     async def start(app: Any) -> None:
-        gc.freeze()  # what is there now stays; ComfyUI collects every 10 s, and would look at all of it for 0.4 s
         threading.Thread(target=_preload, name="resolute-preload", daemon=True).start()
 
     server.app.on_startup.append(start)

@@ -62,7 +62,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     """(width, height), in pixels, of pictures whose graphs are in memory, or on disk if none is in memory."""
     ready: dict[str, list[tuple[int, int]]] = {MEMORY: [], DISK: [], UNKNOWN: []}
     for shape in [*_captured(cache), *(shape for model in models(cache, device) for shape in model["shapes"])]:
-        size = sides_in(shape["size"])  # in the cells of its own model; none where an earlier version noted no size
+        size = sides_in(shape["size"])  # in the cells of its own model; none where that is not known
         if (
             size is not None
             and shape["role"] in WHOLE_DIFFUSION_MODEL

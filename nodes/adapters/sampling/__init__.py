@@ -1,1 +1,1 @@
-"""Changes of a sampling run besides the model's forward: batches of conds, overlapping steps, free memory."""
+"""Changes of a sampling run besides the model's forward: batches of conds, free memory."""

@@ -8,9 +8,7 @@ from typing import Any
 from comfy.patcher_extension import WrappersMP
 
 from ..comfyui import core_compiler
-from . import cond_batching, memory, step_overlap
-
-OVERLAP = (WrappersMP.SAMPLER_SAMPLE, "resolute-overlap", step_overlap.overlap_steps)
+from . import cond_batching, memory
 
 
 def wrap_sampling(patcher: Any, batching: str, watched: Callable[..., Any]) -> None:
@@ -23,7 +21,6 @@ def wrap_sampling(patcher: Any, batching: str, watched: Callable[..., Any]) -> N
         # and before `_forward`, so it takes a wrapper around the whole run.
         (WrappersMP.OUTER_SAMPLE, "resolute-core-compiler", _without_core_compiler),
         (WrappersMP.PREPARE_SAMPLING, "resolute-memory", memory.make_room),
-        OVERLAP,
         (WrappersMP.CALC_COND_BATCH, "resolute-batching", cond_batching.wrapper_for(batching)),
         (WrappersMP.APPLY_MODEL, "resolute-calls", watched),
     )

@@ -195,12 +195,18 @@ class TestSeveral:
         checked(plain, ours, forwards=BOTH)
 
     @pytest.mark.parametrize("place", ["apply-0", "apply-1"])
-    def test_one_chained_with_its_own_unchanged_original(self, checked: Check, prompt: PromptDict, place: str) -> None:
+    def test_its_own_original_in_the_same_chain_runs_compiled_too_and_alone_it_does_not(
+        self, checked: Check, prompt: PromptDict, seeds: Any, place: str
+    ) -> None:
         plain = controlled(prompt, "net", "net")
         ours = compiled(plain, checked.backend)
         ours["compiled-net"] = node("ResoluteCompileControlNet", control_net=["net", 0], backend=checked.backend)
         ours[place]["inputs"]["control_net"] = ["compiled-net", 0]
-        checked(plain, ours, forwards=BOTH)
+        for _ in range(2):
+            plain["sample"]["inputs"]["seed"] = ours["sample"]["inputs"]["seed"] = next(seeds)
+            checked(plain, ours, forwards=3 * STEPS)
+        prompt["sample"]["inputs"]["seed"] = next(seeds)
+        checked(controlled(prompt, "net"), forwards=STEPS)
 
     def test_two_alternate_within_a_run(self, checked: Check, prompt: PromptDict) -> None:
         plain = controlled(prompt, "net", "other")

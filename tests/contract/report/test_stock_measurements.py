@@ -25,7 +25,6 @@ def measured(
     adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[ModuleType]:
     module = adapter("report.stock_measurements")
-    monkeypatch.setattr(module, "_saved_seconds", 0.0)
     store = SimpleNamespace(config=SimpleNamespace(store_folder=tmp_path / "store"))
     monkeypatch.setattr(module.runtime, "cache", lambda: store)
     monkeypatch.setattr(module.runtime, "device_name", lambda: "NVIDIA H200")
@@ -222,12 +221,6 @@ def test_a_slower_prompt_says_why(
     assert measured.here()[0]["text"] == f"1024x1024: {found.result()}"
 
 
-def test_without_a_clear_difference_nothing_was_saved(measured: ModuleType) -> None:
-    measured.finish(body(seconds=[1.0, 1.2], stock_seconds=[1.1, 1.3]))
-    measured.count(adapter_run(measured)(seconds=2.0))
-    assert measured.saved_seconds() == 0
-
-
 DAMAGES: list[Callable[[str], str]] = [
     lambda text: "",
     lambda text: text[:-9],
@@ -272,19 +265,6 @@ def test_a_prompt_in_which_nothing_ran_compiled_gives_no_figure(
     monkeypatch.setattr(measured.runs, "latest", lambda: [plain])
     with pytest.raises(Exception, match=r"Nothing ran compiled.*backend: eager, as chosen"):
         measured.finish(body())
-
-
-def test_what_was_saved_counts_runs_that_were_measured_and_their_waits(measured: ModuleType) -> None:
-    summary = adapter_run(measured)
-    measured.count(summary(size="1024x1024"))
-    assert measured.saved_seconds() == 0
-    measured.finish(body(seconds=[1.0], stock_seconds=[3.0]))
-    measured.count(summary(seconds=2.5, waited=0.5))
-    assert measured.saved_seconds() == pytest.approx(2.0 * 2 - 0.5)
-    measured.count(summary(stopped=True))
-    measured.count(summary(role="vae_decode"))
-    measured.count(summary(is_warm_up=True, waited=0.9))
-    assert measured.saved_seconds() == pytest.approx(3.5)
 
 
 def adapter_run(measured: ModuleType) -> Callable[..., Any]:

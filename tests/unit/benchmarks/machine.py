@@ -6,38 +6,45 @@ import copy
 import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
 
+from benchmarks import rig
 from scripts.errors import PromptError
+from scripts.setup.command import Setup
 
-_COUNTERS = (
-    "region_compiles", "region_calls", "captures", "graph_calls", "replays", "eager_calls", "waiting_calls",
-)  # fmt: skip
+_COUNTERS = "region_compiles region_calls captures evictions graph_calls replays original_replays eager_calls"
 
 
 class Machine:
-    """Its clock is moved by prompts and sleep. A forward takes 0.2 s, with our nodes 0.05 s and a replay; the first
-    prompt of a size in a server takes `new_size` seconds more, and each prompt `each`; ours captures a model's size
-    once. It is the server, its client and its process in one.
+    """Its clock is moved by prompts and sleep. A forward takes 0.2 s, with our nodes 0.05 s and a replay; each prompt
+    takes `each` seconds more; ours captures a model's size once. It is the server, its client and its process in one.
     """
 
-    def __init__(self, new_size: float = 0.0, each: float = 0.0) -> None:
+    def __init__(self, each: float = 0.0) -> None:
         self.started: list[tuple[str, dict[str, str]]] = []  # folders and variables
         self.prompts: list[dict[str, Any]] = []
         self.fails = ""  # a prompt with this in it fails
-        self.clock = 100.0
-        self.counted: dict[str, Any] = {**dict.fromkeys(_COUNTERS, 0), "stall_seconds": 0.0, "bypasses": {}}
+        self.clock, self.pid = 100.0, os.getpid()
+        self.counted: dict[str, Any] = dict.fromkeys(_COUNTERS.split(), 0)
+        self.counted |= {"waiting_calls": 0, "stall_seconds": 0.0, "bypasses": {}}
         self.client = self.process = self
-        self.pid = os.getpid()
         self.error = 0.0  # by which our latents differ
-        self._new_size, self._each, self._seen, self._captured = new_size, each, set[str](), set[str]()
+        self.each, self._captured = each, set[str]()
+
+    def serve(self, monkeypatch: pytest.MonkeyPatch, benchmark: Any) -> Machine:
+        """Answer in place of the servers of a benchmark."""
+        monkeypatch.setattr(rig, "server", self.server)
+        monkeypatch.setattr(rig, "environment", lambda server: {"date": "2026-11-25T10", "gpu": "a GPU"})
+        monkeypatch.setattr(benchmark.command, "prepare", lambda: Setup(Path(sys.executable), {"0.33.0": Path()}))
+        return self
 
     def server(self, setup: Any, folder: Path, arguments: list[str], **settings: Any) -> Machine:
         self.started.append((folder.name, settings["environment"]))
-        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -49,13 +56,14 @@ class Machine:
     def __enter__(self) -> Machine:
         return self
 
-    def __exit__(self, *_: Any) -> None: ...
+    def post(self, *_: Any) -> None: ...
+
+    __exit__ = poll = post
 
     def monotonic(self) -> float:
         return self.clock
 
-    def time(self) -> float:
-        return self.clock
+    time = monotonic
 
     def sleep(self, seconds: float) -> None:
         self.clock += seconds
@@ -63,21 +71,11 @@ class Machine:
     def log(self) -> str:
         return "Device: a GPU\nother"
 
-    def poll(self) -> None: ...
-
-    def post(self, path: str, body: Any) -> None: ...
-
     def get(self, path: str) -> Any:
-        if path == "/resolute/cache":
-            about = {"bytes": 1 << 20, "modules": [], "whole_calls": [], "attention": []}
-            return {"counters": copy.deepcopy(self.counted), **about}
-        return {"events": [], "devices": [{"torch_vram_total": 1 << 30}]}
+        return {"counters": copy.deepcopy(self.counted)} if path == "/resolute/cache" else {"events": []}
 
     def queue(self, nodes: dict[str, Any]) -> dict[str, Any]:
         return nodes
-
-    def wait(self, nodes: dict[str, Any], timeout: float = 0.0) -> Any:
-        return self.run(nodes, timeout)
 
     def run(self, nodes: dict[str, Any], timeout: float = 0.0) -> Any:
         kinds = [node["class_type"] for node in nodes.values()]
@@ -89,15 +87,16 @@ class Machine:
         is_ours = self.asked[-1] == "resolute"
         self.counted["replays"] += forwards * is_ours
         self.counted["region_calls"] += forwards * is_ours
-        captured = json.dumps([nodes["load"]["inputs"], nodes["latent"]["inputs"], len(self.started)])
-        self.counted["captures"] += is_ours and steps > 0 and captured not in self._captured
-        self._captured |= {captured} if is_ours and steps else set()
-        size = json.dumps([nodes["latent"]["inputs"], kinds, len(self.started)])
-        seconds = self._each + forwards * (0.05 if is_ours else 0.2) + self._new_size * (size not in self._seen)
-        self._seen.add(size)
+        captured = {json.dumps([nodes["load"]["inputs"], nodes["latent"]["inputs"], len(self.started)])}
+        captured = (captured if is_ours and steps else set()) - self._captured
+        self.counted["captures"] += len(captured)
+        self._captured |= captured
+        seconds = self.each + forwards * (0.05 if is_ours else 0.2)
         self.clock += seconds
         stamps = {"execution_start": 0, "execution_success": 1000 * seconds}
         return {"status": {"messages": [(name, {"timestamp": at}) for name, at in stamps.items()]}, "nodes": nodes}
+
+    wait = run
 
     def outputs(self, history: Any, key: str) -> list[Any]:
         return [1] if "latents" in history["nodes"] else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,104 +10,63 @@ from typing import Any
 import pytest
 
 from benchmarks import cells as cells_of
-from benchmarks.cells import Cells, OutOfTimeError, parts
+from benchmarks import rig
+from benchmarks.cells import PARTS, Cells, OutOfTimeError
 from scripts.errors import ServerError
 
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from .machine import Machine
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def begin(out: Path) -> Cells:
+    return Cells(argparse.Namespace(out=out, seconds=60.0), lambda row: row["size"])
+
+
+def test_a_cell_needs_the_time_of_the_longest_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, out = Machine(), tmp_path / "out.json"
     monkeypatch.setattr(cells_of, "time", clock)
-    return clock
-
-
-def begin(out: Path, seconds: float = 60.0) -> Cells:
-    return Cells(argparse.Namespace(out=out, seconds=seconds), lambda row: row["size"])
-
-
-def taking(clock: Clock, seconds: float, **row: Any) -> Any:
-    def measure() -> dict[str, Any]:
-        clock.now += seconds
-        return row
-
-    return measure
-
-
-def test_a_cell_needs_the_time_of_the_longest_so_far(tmp_path: Path, clock: Clock) -> None:
-    cells = begin(tmp_path / "out.json")
-    assert cells.measure("a", taking(clock, 40, size=1), 50) == {"size": 1}
-    assert cells.measure("b", taking(clock, 1, size=2)) is None
+    cells = begin(out)
+    assert cells.measure("a", lambda: clock.sleep(40) or {"size": 1}, 50) == {"size": 1}
+    assert cells.measure("b", lambda: {"size": 2}) is None
     assert cells.left == ["b"]
-    cells = begin(tmp_path / "out.json")
-    assert cells.measure("c", taking(clock, 1, size=3), 61) is None
+    assert begin(out).measure("c", lambda: {"size": 3}, 61) is None
+    out.write_text("{", "utf-8")
+    with pytest.raises(ValueError, match=r"out\.json is no result"):  # it is not written over
+        begin(out)
 
 
-def test_a_later_run_goes_on(tmp_path: Path, clock: Clock) -> None:
+def test_a_later_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     first = begin(out)
-    first.about |= {"date": "today", "gpu": "a GPU"}
-    first.measure("a", taking(clock, 1, size=1, ms=3))
+    first.about["date"] = "today"
+    for number, row in enumerate(({"ms": 3}, {"failed": "it broke"}, {PARTS: ["stock"]})):
+        first.measure("a cell", lambda row=row, number=number: {"size": number, **row})
     first.save(events=[1])
-    first.measure("b", taking(clock, 1, size=2, failed="it broke"))
     second = begin(out)
-    assert [second.lacks(size) for size in (1, 2, 3)] == [False, True, True]
+    assert [second.lacks(size) for size in range(4)] == [False, True, True, True]
     second.about["date"] = "tomorrow"
-    second.measure("b", taking(clock, 1, size=2, ms=4))
+    second.measure("b", lambda: {"size": 1, "ms": 4})
     found = json.loads(out.read_text("utf-8"))
-    assert [(row["size"], row["ms"], row["date"]) for row in found["rows"]] == [(1, 3, "today"), (2, 4, "tomorrow")]
+    assert [(row["date"], row.get("ms")) for row in found["rows"]] == [("today", 3), ("tomorrow", 4), ("today", None)]
     assert (found["events"], found["date"], found["left"]) == ([1], "tomorrow", [])
 
 
 @pytest.mark.parametrize("error", [OutOfTimeError(), ServerError("ComfyUI ended")])
-def test_a_cell_that_does_not_end_well_leaves_the_others(tmp_path: Path, clock: Clock, error: Exception) -> None:
+def test_a_cell_that_does_not_end_well_leaves_its_part_and_the_others(tmp_path: Path, error: Exception) -> None:
     cells = begin(tmp_path / "out.json")
 
     def measure() -> Any:
+        cells.add({"size": 1, PARTS: ["stock"]})
         raise error
 
     assert cells.measure("a", measure) is None
-    assert cells.measure("b", taking(clock, 1, size=2)) == {"size": 2}
+    assert cells.measure("b", lambda: {"size": 2}) == {"size": 2}
     found = json.loads((tmp_path / "out.json").read_text("utf-8"))
     of_time = isinstance(error, OutOfTimeError)
     assert (found["left"], found["failed"]) == ((["a"], {}) if of_time else ([], {"a": "ComfyUI ended"}))
+    assert found["rows"] == [{"size": 1, PARTS: ["stock"]}, {"size": 2}]
 
 
-@pytest.mark.parametrize("error", [OutOfTimeError(), ServerError("ComfyUI ended"), KeyboardInterrupt()])
-def test_a_cell_that_is_cut_leaves_its_part(tmp_path: Path, clock: Clock, error: BaseException) -> None:
-    out = tmp_path / "out.json"
-
-    def measure() -> Any:
-        row: dict[str, Any] = {"size": 1}
-
-        def add(contender: str) -> None:
-            clock.now += 5
-            if contender == "stock" and broken:
-                raise error
-            row[contender] = 7
-
-        return parts(row, ("resolute", "stock"), add)
-
-    broken = True
-    cells = begin(out)
-    with contextlib.suppress(KeyboardInterrupt):
-        assert cells.measure("a", measure) is None
-    assert [(row["resolute"], row["lacks"]) for row in json.loads(out.read_text("utf-8"))["rows"]] == [(7, ["stock"])]
-    broken = False
-    cells = begin(out)
-    assert cells.lacks(1)
-    assert cells.measure("a", measure) == {"size": 1, "resolute": 7, "stock": 7, "lacks": []}
-    assert not begin(out).lacks(1)
-
-
-def test_a_file_that_is_no_result_is_not_written_over(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    out.write_text("{", "utf-8")
-    with pytest.raises(ValueError, match=r"out\.json is no result"):
-        begin(out)
+def test_the_rise_of_the_counters_names_only_bypasses_that_rose() -> None:
+    before = {"replays": 3, "stall_seconds": 1.5, "bypasses": {"known": 2, "gone": 1}}
+    after = {"replays": 7, "stall_seconds": 2.0, "bypasses": {"known": 2, "gone": 1, "new": 4}}
+    assert rig.rise(before, after) == {"replays": 4, "stall_seconds": 0.5, "bypasses": {"new": 4}}

@@ -1,66 +1,61 @@
-"""The smoke run: what passes, what fails, and what a run that is cut says."""
+"""The smoke run: its servers, what passes and what fails, and what a run that is cut says."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import smoke, smoke_checks
-from benchmarks.smoke_checks import FAIL, NOT_RUN, OURS, PASS, STOCK, checks_of
-from benchmarks.smoke_rows import COLD, DECODE, LORA, QUEUE, RESTART, SIZE, START, UNLOAD, prompt, rows
+from benchmarks import smoke
+from benchmarks.rig import OURS, STOCK, commit_of
+from benchmarks.smoke_checks import FAIL, NOT_RUN, PASS, checks_of
+from benchmarks.smoke_rows import COLD, DECODE, LORA, QUEUE, RESTART, SIZE, START, UNLOAD, rows
+from benchmarks.smoke_setup import import_bundle
+from scripts.places import ROOT
+from scripts.server.process import ComfyServer
+
+from .machine import Machine
 
 Result = dict[str, Any]
-FILES = {"checkpoint": "x.safetensors", "lora": "y.safetensors"}
-
-
-def counters(calls: int, captures: int) -> dict[str, Any]:
-    counted = {"captures": captures, "graph_calls": captures, "replays": calls - captures, "original_replays": 0}
-    compiled = {"region_compiles": 0, "region_calls": 20 * captures, "eager_calls": 0, "waiting_calls": 0}
-    return {"stall_seconds": 0.3 * captures, "bypasses": {}, **compiled, **counted}
-
-
-def entry(row: dict[str, Any], first: float, step: float) -> dict[str, Any]:
-    """Prompts that wait `first` seconds once and `step` in each step, and whose first captures what is new."""
-    made = []
-    for number, count in enumerate(row["counts"]):
-        seconds = 0.5 + count * step + (0 if number else first)
-        counted = counters(count + row["decodes"], 0 if number else min(row["most"], count + row["decodes"]))
-        made.append({"count": count, "seconds": seconds, "counters": counted})
-    return {"prompts": made}
 
 
 @pytest.fixture
-def good() -> Result:
-    """A whole run in which all is as it should be."""
-    result: Result = {"is_cpu": False, "bundle": {"imported": True}, "rows": [row.about() for row in rows(False)]}
-    result |= {"date": "2026-11-25T10:00:00+00:00", "gpu": "NVIDIA X, 1.2, 80 GB", "commit": "0123456789abcdef"}
-    for row in result["rows"]:
-        is_restart = row["kind"] == RESTART
-        row[OURS] = entry(row, 9.0 if is_restart else 0.3, 0.03)
-        if row["kind"] == UNLOAD:
-            row[OURS], row[STOCK] = {"after_unload_gib": 1.0}, {"after_unload_gib": 0.8}
-        elif row["kind"] != COLD:
-            row[STOCK] = entry(row, 8.0 if is_restart else 0.1, 0.14)
-            row["errors"] = {"1": 4e-3, str(row["counts"][-1]): 1.6e-3}
-        if row["kind"] == QUEUE:
-            row["errors"] = {f"prompt {1 + number}": 1.6e-3 for number in range(len(row["counts"]))}
-    return result
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(each=0.5).serve(monkeypatch, smoke)
+    monkeypatch.setattr(smoke, "time", machine)
+    monkeypatch.setattr(smoke, "make_models", lambda *given: {"checkpoint": "x", "lora": "y"})
+    monkeypatch.setattr(smoke.Smoke, "_give_back", lambda *given: {"after_unload_gib": 0.5})
+    return machine
+
+
+def start(folder: Path, seconds: float = 1000.0) -> tuple[int, Result]:
+    out, no_paths = folder / "out.json", {"folder": None, "models": None, "argument": [], "cpu": False}
+    options = argparse.Namespace(out=out, seconds=seconds, bundle=folder / "none", commit="abc", **no_paths)
+    return smoke.run(options, folder), json.loads(out.read_text("utf-8"))
+
+
+@pytest.fixture
+def good(machine: Machine, tmp_path: Path) -> Result:
+    """A whole run in which all is as it should be, with a bundle."""
+    return start(tmp_path)[1] | {"bundle": {"imported": True}}
 
 
 def find(result: Result, kind: str) -> dict[str, Any]:
     return next(row for row in result["rows"] if row["kind"] == kind)
 
 
-def verdicts(result: Result) -> dict[str, int]:
-    found = [check.verdict for check in checks_of(result)]
-    return {verdict: found.count(verdict) for verdict in (PASS, FAIL, NOT_RUN)}
+def verdicts(result: Result) -> set[str]:
+    return {check.verdict for check in checks_of(result)}
 
 
-def test_a_good_run_passes(good: Result) -> None:
-    found = verdicts(good)
-    assert (found[FAIL], found[NOT_RUN]) == (0, 0)
-    assert found[PASS] > 60
+def failed(result: Result) -> set[tuple[str, str]]:
+    kinds = {row["row"]: row["kind"] for row in result["rows"]}
+    return {(kinds[check.row], check.figure) for check in checks_of(result) if check.verdict == FAIL}
 
 
 def more(result: Result, kind: str, number: int, **changes: float) -> None:
@@ -71,177 +66,145 @@ def more(result: Result, kind: str, number: int, **changes: float) -> None:
         prompt["counters"][name] += change
 
 
-WAIT: Any = (SIZE, 0, {"seconds": 11})  # as f230b81 did: each new size waited for 9 to 12 s
-WITH_THE_BUNDLE: Any = (QUEUE, 0, {"region_compiles": 28})
+OUTSIDE, NOT_REPLAYED = "forwards outside Resolute", "forwards not replayed"
+FAULTS: Any = [
+    (SIZE, 0, {"seconds": 11}, "first prompt waits, s"), (LORA, 0, {"seconds": 3}, "first prompt waits, s"),
+    (RESTART, 0, {"seconds": 18}, "first prompt, s"), (START, 2, {"seconds": 2}, "a step, ms"),
+    (DECODE, 2, {"seconds": 2}, "a decode, ms"), (QUEUE, 1, {"seconds": 2}, "second prompt, s"),
+    (QUEUE, 6, {"seconds": 6}, "a prompt beyond stock's, s"), (QUEUE, 0, {"region_compiles": 28}, "compiles"),
+    (SIZE, 2, {"region_compiles": 1}, "compiles"), (SIZE, 0, {"region_calls": -40}, "compiled regions run"),
+    (RESTART, 1, {"replays": -2, "eager_calls": 2}, OUTSIDE),  # stock's where ours should be
+    (DECODE, 2, {"replays": -8}, OUTSIDE),  # a node that did not run
+    (QUEUE, 3, {"replays": -5, "eager_calls": 5}, OUTSIDE),  # whose code is not coming
+    (SIZE, 2, {"replays": -21, "graph_calls": 21}, NOT_REPLAYED), (QUEUE, 0, {"captures": -2}, "captures"),
+    (LORA, 2, {"captures": 1, "graph_calls": 1, "replays": -1}, "captures"),  # one for each prompt
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "number", "changes", "figure"),
-    [
-        (*WAIT, "first prompt waits, s"),
-        (RESTART, 0, {"seconds": 18}, "first prompt, s"),  # f230b81: 27 s
-        (LORA, 0, {"seconds": 3}, "first prompt waits, s"),
-        (START, 2, {"seconds": 0.9}, "a step, ms"),
-        (DECODE, 2, {"seconds": 1}, "a decode, ms"),
-        (SIZE, 2, {"region_compiles": 1}, "compiles"),
-        (*WITH_THE_BUNDLE, "compiles"),
-        (RESTART, 1, {"replays": -2, "eager_calls": 2}, "forwards outside Resolute"),  # stock's where ours should be
-        (DECODE, 2, {"replays": -8, "graph_calls": 0}, "forwards outside Resolute"),  # a node that did not run
-        (LORA, 2, {"captures": 1, "graph_calls": 1, "replays": -1}, "captures"),  # one for each prompt
-        (SIZE, 2, {"graph_calls": 21, "replays": -21}, "forwards not replayed"),
-        (SIZE, 0, {"region_calls": -40}, "compiled regions run"),
-        (QUEUE, 1, {"seconds": 1.0}, "second prompt, s"),
-        (QUEUE, 6, {"seconds": 4.0}, "a prompt beyond stock's, s"),
-        (QUEUE, 0, {"captures": -2}, "captures"),
-        (QUEUE, 3, {"eager_calls": 5, "replays": -5}, "forwards outside Resolute"),  # whose code is not coming
-    ],
-)
+@pytest.mark.parametrize(("kind", "number", "changes", "figure"), FAULTS)
 def test_each_fault_fails_its_check(good: Result, kind: str, number: int, changes: Any, figure: str) -> None:
+    assert verdicts(good) == {PASS}
     more(good, kind, number, **changes)
-    assert {check.figure for check in checks_of(good) if check.verdict == FAIL} == {figure}
-
-
-def test_calls_that_gain_nothing_from_a_capture_need_no_replay(good: Result) -> None:
-    more(good, SIZE, 2, graph_calls=21, replays=-21)
-    find(good, SIZE)[OURS]["prompts"][0]["without_gain"] = 1
-    assert verdicts(good)[FAIL] == 0
-
-
-def test_originals_are_right_while_their_code_is_coming_and_not_after_that(good: Result) -> None:
-    for kind, number in ((QUEUE, 1), (COLD, 0)):
-        more(good, kind, number, eager_calls=1, waiting_calls=1, replays=-1)
-        more(good, kind, number, original_replays=1)
-    assert verdicts(good)[FAIL] == 0
-    for kind, changes in ((SIZE, {"original_replays": 21}), (LORA, {"eager_calls": 1, "waiting_calls": 1})):
-        more(good, kind, 2, **changes)
-    failed = {(check.row, check.figure) for check in checks_of(good) if check.verdict == FAIL}
-    assert (find(good, SIZE)["row"], "forwards outside Resolute") in failed
-    assert (find(good, SIZE)["row"], "forwards not replayed") in failed
-    assert (find(good, LORA)["row"], "forwards outside Resolute") in failed
+    assert failed(good) == {(kind, figure)}
 
 
 def test_errors_bypasses_and_memory_that_stays_fail(good: Result) -> None:
     find(good, LORA)["errors"]["20"] = 2.8e-3
-    fp8 = next(row for row in good["rows"] if row["model"] == "Flux fp8" and row["kind"] == START)
-    fp8["errors"]["1"] = 7e-3
-    bypass(good)
+    next(row for row in good["rows"] if row["model"] == "Flux fp8" and row["kind"] == START)["errors"]["1"] = 7e-3
+    find(good, SIZE)[OURS]["prompts"][1]["counters"]["bypasses"] = {"observed_input": 1}
     find(good, UNLOAD)[OURS]["after_unload_gib"] = 3.9
-    failed = [(check.row, check.figure) for check in checks_of(good) if check.verdict == FAIL]
-    assert sorted(failed) == sorted(
-        [
-            (find(good, LORA)["row"], "error to stock"),
-            (fp8["row"], "error to stock"),
-            (find(good, SIZE)["row"], "bypasses"),
-            ("Unload", "GiB held"),
-        ]
-    )
+    wrong = "error to stock"
+    assert failed(good) == {(LORA, wrong), (START, wrong), (SIZE, "bypasses"), (UNLOAD, "GiB held")}
 
 
-def bypass(result: Result) -> None:
-    find(result, SIZE)[OURS]["prompts"][1]["counters"]["bypasses"] = {"observed_input": 1}
-
-
-def test_a_run_without_a_bundle_may_compile_at_first(good: Result) -> None:
+def test_what_may_be_does_not_fail(good: Result) -> None:
+    """Without a bundle code compiles at first, and until it is there originals run; some captures gain nothing."""
     good["bundle"] = {"imported": False}
-    more(good, *WITH_THE_BUNDLE[:2], **WITH_THE_BUNDLE[2])
-    assert verdicts(good)[FAIL] == 0
+    more(good, QUEUE, 0, region_compiles=28)
+    for kind, number in ((QUEUE, 1), (COLD, 0)):
+        more(good, kind, number, eager_calls=1, waiting_calls=1, replays=-1)
+        more(good, kind, number, original_replays=1)
+    more(good, SIZE, 2, graph_calls=21, replays=-21)
+    find(good, SIZE)[OURS]["prompts"][0]["without_gain"] = 1
+    assert failed(good) == set()
+
+
+def test_originals_where_code_is_there_fail(good: Result) -> None:
+    more(good, SIZE, 2, original_replays=21)
+    more(good, LORA, 2, eager_calls=1, waiting_calls=1)
+    assert failed(good) == {(SIZE, OUTSIDE), (SIZE, NOT_REPLAYED), (LORA, OUTSIDE)}
 
 
 def test_a_run_that_is_cut_before_stock_says_what_it_can(good: Result) -> None:
     for row in good["rows"]:
         row.pop(STOCK, None)
         row.pop("errors", None)
-    found = {(check.row, check.figure): check.verdict for check in checks_of(good)}
-    size, lora = find(good, SIZE)["row"], find(good, LORA)["row"]
-    assert FAIL not in found.values()
-    assert found[size, "first prompt waits, s"] == PASS  # less than is allowed beyond any stock's
-    assert found[lora, "captures"] == found[lora, "bypasses"] == PASS
-    assert found[size, "a step, ms"] == found[size, "error to stock"] == NOT_RUN
-    more(good, *WAIT[:2], **WAIT[2])
-    assert waits(good) == {PASS, NOT_RUN}  # stock's might take as long
-    find(good, SIZE)[OURS]["prompts"][0]["counters"]["stall_seconds"] = 10.9
-    assert waits(good) == {PASS, FAIL}
-
-
-def waits(result: Result) -> set[str]:
-    return {check.verdict for check in checks_of(result) if check.figure == "first prompt waits, s"}
+    size, waits = find(good, SIZE), "first prompt waits, s"
+    found = {check.figure: check.verdict for check in checks_of(good) if check.row == size["row"]}
+    assert found[waits] == found["captures"] == found["bypasses"] == PASS  # it waits less than any stock may
+    assert found["a step, ms"] == found["error to stock"] == NOT_RUN
+    more(good, SIZE, 0, seconds=11)
+    assert failed(good) == set()  # stock's might take as long
+    size[OURS]["prompts"][0]["counters"]["stall_seconds"] = 10.9
+    assert failed(good) == {(SIZE, waits)}
 
 
 def test_what_did_not_run_never_passes(good: Result) -> None:
-    for row in good["rows"]:
-        row.pop(OURS)
-        row.pop("errors", None)
-    assert {check.verdict for check in checks_of(good)} == {NOT_RUN}
-    for row in good["rows"]:
-        row[OURS] = {"prompts": [], "failed": "out of memory"}
-    assert {check.verdict for check in checks_of(good)} == {FAIL}
-
-
-def test_a_prompt_that_is_missing_leaves_its_row_open(good: Result) -> None:
-    row = find(good, SIZE)
-    del row[OURS]["prompts"][2]
-    found = {check.figure: check.verdict for check in checks_of(good) if check.row == row["row"]}
-    assert found["first prompt waits, s"] == PASS
-    assert {found[each] for each in ("a step, ms", "captures", "bypasses", "compiles")} == {NOT_RUN}
+    for entry, verdict in (({"prompts": []}, NOT_RUN), ({"prompts": [], "failed": "out of memory"}, FAIL)):
+        for row in good["rows"]:
+            row[OURS] = entry
+            row.pop("errors", None)
+        assert verdicts(good) == {verdict}
 
 
 def test_on_a_cpu_only_counters_and_errors_are_judged(good: Result) -> None:
     good["is_cpu"] = True
-    more(good, *WAIT[:2], **WAIT[2])
-    for row in good["rows"]:
-        row["errors"] = dict.fromkeys(row.get("errors", ()), 1e-5)
-    assert {check.figure for check in checks_of(good)} == {
-        "compiles", "bypasses", "forwards outside Resolute", "compiled regions run", "error to stock"
-    }  # fmt: skip
-    assert verdicts(good)[FAIL] == 0
-    bypass(good)
-    assert verdicts(good)[FAIL] == 1
+    more(good, SIZE, 0, seconds=11)
+    assert verdicts(good) == {PASS}
+    find(good, SIZE)[OURS]["prompts"][1]["counters"]["bypasses"] = {"observed_input": 1}
+    assert failed(good) == {(SIZE, "bypasses")}
 
 
-# --- prompts --------------------------------------------------------------------------------------------------------
+def test_a_whole_run_measures_ours_first_and_names_its_commit(machine: Machine, tmp_path: Path) -> None:
+    code, result = start(tmp_path)
+    store = str(tmp_path / "store")
+    stores = [(name, variables["RESOLUTE_STORE"]) for name, variables in machine.started]
+    assert stores == [("cold", store), ("restart", store), ("stock", "0")]  # nothing is loaded beside stock's prompts
+    assert (code, result["left"], result["failed"], result["commit"]) == (0, [], {}, "abc")
+    assert machine.asked == sorted(machine.asked)  # stock's come last
+    sent = sum(len(row.counts) * (1 if row.kind == COLD else 2) for row in rows(False))
+    assert len(machine.prompts) == sent - 1, "a server has one first prompt"
+    queue, restart = find(result, QUEUE), find(result, RESTART)
+    assert restart[STOCK]["prompts"][0] == queue[STOCK]["prompts"][0]
+    assert queue["errors"] == {f"prompt {number}": 0.0 for number in range(1, 9)}
 
 
-@pytest.mark.parametrize("row", [row for row in rows(True) if row.counts], ids=lambda row: row.name)
-def test_only_our_nodes_differ_between_contenders(row: Any) -> None:
-    ours, stock = (prompt(row, each, 3, 7, FILES, True) for each in (OURS, STOCK))
-    more = {name for name, node in ours.items() if node["class_type"].startswith("ResoluteCompile")}
-    assert more
-    assert ours.keys() - stock.keys() == more
-    for name in stock:
-        inputs = ours[name]["inputs"] | {key: stock[name]["inputs"].get(key) for key in ("model", "vae")}
-        assert {key: value for key, value in inputs.items() if value is not None} == stock[name]["inputs"]
-        assert ours[name]["class_type"] == stock[name]["class_type"]
+def test_what_cannot_fit_is_left_out_and_does_not_pass(machine: Machine, tmp_path: Path) -> None:
+    code, result = start(tmp_path, seconds=130)
+    assert (code, [name for name, _ in machine.started]) == (1, ["cold", "restart", "stock"])
+    assert any(name.startswith("stock: Flux") for name in result["left"])
+    assert NOT_RUN in verdicts(result)
 
 
-def test_no_decode_comes_from_the_cache_of_comfyui() -> None:
-    row = next(row for row in rows(False) if row.kind == DECODE)
-    made = [prompt(row, STOCK, count, seed, FILES, False) for seed, count in enumerate(row.counts)]
-    multipliers = [
-        node["inputs"]["multiplier"] for each in made for node in each.values() if "Mult" in node["class_type"]
-    ]
-    assert len(multipliers) == sum(row.counts) == len(set(multipliers))
+@pytest.mark.parametrize(("left", "waited"), [(0, 15), (3, smoke.COMING)])
+def test_the_first_server_ends_when_no_code_is_coming(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, waited: float
+) -> None:
+    get, coming = machine.get, {"coming": {"regions": left, "seconds": 9.0}} if left else {}
+    monkeypatch.setattr(machine, "get", lambda path: get(path) | (coming if path == "/resolute/cache" else {}))
+    assert start(tmp_path)[1]["servers"]["cold"]["waited_seconds"] == pytest.approx(waited, abs=1)
 
 
-def test_rows_have_names_of_their_own_and_fit_the_time() -> None:
-    for is_small in (False, True):
-        assert len({row.name for row in rows(is_small)}) == len(rows(is_small))
-    servers = 3 * smoke._START
-    assert servers + sum(sum(row.seconds) for row in rows(False)) < smoke.SECONDS
+def test_a_prompt_that_fails_leaves_the_other_rows(machine: Machine, tmp_path: Path) -> None:
+    machine.fails = "LoraLoaderModelOnly"
+    code, result = start(tmp_path)
+    assert (code, len(result["failed"]), {kind for kind, _ in failed(result)}) == (1, 2, {LORA})
 
 
-def test_readmes_table_has_the_figures_of_both(good: Result) -> None:
-    text = smoke_checks.readme(good, "2026-11-25-x-smoke.json")
-    assert "| SDXL 960x720 | 3.30 | 1.10 | 3.0 x | 0.1 | 0.3 |" in text
-    assert "| Flux 1024x1024, ms a step | 140.0 | 30.0 | 4.7 x |  |  |" in text
-    assert "| first prompt after a restart | 11.30 | 10.10 | 1.1 x |  |  |" in text
-    assert "| second prompt, nothing on disk | 3.30 | 1.10 | 3.0 x |  |  |" in text
-    assert "NVIDIA X, 2026-11-25, commit 0123456789ab." in text
-    assert "`benchmarks/results/2026-11-25-x-smoke.json`" in text
-    assert "did not pass" not in text
-    find(good, UNLOAD)[OURS]["after_unload_gib"] = 17.668
-    assert text.removesuffix(".") + (
-        f".\n\n1 of its {len(checks_of(good))} checks did not pass:\n\n- Unload: GiB held: 17.67, bound 1.30"
-    ) == smoke_checks.readme(good, "2026-11-25-x-smoke.json")
-    for row in good["rows"]:
-        row.pop(STOCK, None)
-    assert "| SDXL" not in smoke_checks.readme(good, "x.json")
+def test_a_server_that_does_not_start_fails(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **settings: Any) -> Any:
+        raise smoke.ServerError("ComfyUI ended with code 1")
+
+    monkeypatch.setattr(smoke.rig, "server", refuse)
+    code, result = start(tmp_path)
+    assert (code, set(result["failed"]), verdicts(result)) == (1, {"cold", "restart", "stock"}, {NOT_RUN})
+
+
+def test_a_file_that_is_no_bundle_leaves_the_run_cold(tmp_path: Path) -> None:
+    file = tmp_path / "regions.bundle"
+    file.write_bytes(b"no zip")
+    found = import_bundle(file, ComfyServer(Path(sys.executable), ROOT, tmp_path / "server"), tmp_path / "store")
+    assert (found["imported"], found["imported_bytes"], "bundle" in found["said"]) == (False, 6, True)
+
+
+def test_the_commit_is_gits_or_the_callers_or_unknown(tmp_path: Path) -> None:
+    assert commit_of(tmp_path, "abc") == {"commit": "abc", "is_dirty": None}
+    names = ["-c", "user.name=x", "-c", "user.email=x@x"]
+    for words in (["init", "-q"], [*names, "commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    found = commit_of(tmp_path, None)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "new").touch()
+    assert (len(found["commit"]), found["is_dirty"]) == (40, False)
+    assert commit_of(tmp_path, None) == {**found, "is_dirty": True}
+    assert commit_of(tmp_path / "folder", None)["commit"] == "unknown"  # the repository is that of its parent

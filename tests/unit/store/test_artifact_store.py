@@ -235,18 +235,16 @@ def test_the_least_recently_used_go_first_and_never_the_newest(tmp_path: Path) -
     assert {name[0] for name in store.names()} == {"8"}
 
 
-def test_the_pairs_of_files_of_earlier_versions_count_and_go_first(tmp_path: Path) -> None:
+def test_regions_of_another_environment_count_and_go_first(tmp_path: Path) -> None:
     store = store_in(tmp_path / "store", limit=3000)
-    earlier = tmp_path / "store" / ("e" * 16)
-    earlier.mkdir()
-    pair = [earlier / f"{KEY[:16]}-1.{ending}" for ending in ("bin", "json")]
-    for path in pair:
-        path.write_bytes(bytes(1000))
-        os.utime(path, (1, 1))
+    other = tmp_path / "store" / ("e" * 16) / f"{KEY[:16]}-1.region"
+    other.parent.mkdir()
+    other.write_bytes(bytes(2000))
+    os.utime(other, (1, 1))
     store.save(artifact(payload=bytes(500)))
-    assert all(path.exists() for path in pair)
+    assert other.exists()
     store.save(artifact(key="9" * 64, payload=bytes(2000)))
-    assert not any(path.exists() for path in pair)
+    assert not other.exists()
     assert len(store.names()) == 2
 
 

@@ -1,4 +1,4 @@
-"""Records of the fleet that an older version wrote, or that nobody can read: a start never fails for one."""
+"""Records of the fleet that are damaged or that nobody can read: a start never fails for one."""
 
 from __future__ import annotations
 
