@@ -32,6 +32,7 @@ _WRITES = frozenset(
         "extend", "insert", "pop", "popitem", "popleft", "remove", "setdefault", "update",
     }
 )  # fmt: skip
+_ASSIGNS = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
 _LEAVES_THE_TOP = ("BINARY_SUBSCR", "CACHE", "DELETE", "JUMP", "NOP", "POP", "RESUME", "STORE")  # as it is
 _OF_LOOPS = ("CACHE", "UNPACK_SEQUENCE", "STORE_NAME")
 
@@ -206,9 +207,15 @@ def _written_into(code: CodeType) -> set[str]:
 
 @functools.lru_cache(maxsize=10_000)
 def attributes_assigned(code: CodeType) -> frozenset[str]:
-    """Names of attributes that a code object assigns to or deletes."""
-    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
-    return frozenset(step.argval for step in steps if step.opname in ("STORE_ATTR", "DELETE_ATTR"))
+    """Names of attributes that a code object assigns to or deletes. Read from its bytes, which is quick."""
+    found = set[str]()
+    for each in codes_in(code):
+        high = 0
+        for step, low in zip(each.co_code[::2], each.co_code[1::2], strict=True):
+            if step in _ASSIGNS:
+                found.add(each.co_names[high | low])
+            high = (high | low) << 8 if step == dis.EXTENDED_ARG else 0
+    return frozenset(found)
 
 
 def code_of(kinds: Collection[type]) -> Iterator[CodeType]:

@@ -69,7 +69,8 @@ class Insides:
         self._referring: list[int] = []
         self._levels: list[tuple[Any, ...]] = []
         self._met = set[int]()  # what occurs again is compared by identity
-        roots, closed = list(range(len(values))), [type(value) in WRITTEN and id(value) in shut for value in values]
+        roots: Sequence[int] = range(len(values))
+        closed: Sequence[bool | None] = [type(value) in WRITTEN and id(value) in shut for value in values]
         while values:
             values, roots, closed = self._add_level(values, roots, closed)
         self._referred = list(map(id, map(_deref, self.references)))

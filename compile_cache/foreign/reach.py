@@ -60,8 +60,7 @@ class CodeReach:
             for space in self._spaces
             for name in space.counted
             if space.matters(name, self._named)
-            for attribute, digest, unknown in space.described(name)
-            if not attribute or attribute in self._named
+            for attribute, digest, unknown in space.described(name, self._named)
         ]
         self.digest = repr_digest([each[:4] for each in held])[:32]
         self.unknown = next((f"'{space}.{name}' is a {found}" for space, name, _, _, found in held if found), "")
@@ -186,18 +185,19 @@ class Space:
         dot = "." if isinstance(owner, type) else ""
         self._written = {name for name in containers if name in written or f"{dot}{name}" in written}
         self.shut = {containers[name] for name in self._written}
-        self._insides = Insides(list(self._kept.values()), self.shut)
+        # Who reads options watches them: core sets some that no model's code reads.
+        self._watched = [value for value in self._kept.values() if not isinstance(value, NAMESPACES)]
+        self._insides = Insides(self._watched, self.shut)
 
-    def described(self, name: str) -> list[tuple[str, str, str]]:
-        """Digests of what a name holds, for each attribute of a namespace, with the class of what is unknown there."""
+    def described(self, name: str, named: Collection[str]) -> list[tuple[str, str, str]]:
+        """A digest of what a name holds, with the class of what is unknown there; of a namespace for each attribute
+        with one of the names `named`.
+        """
+        value = self.holder.get(name)
+        if isinstance(value, NAMESPACES):
+            return [(each, *_digest(vars(value)[each])) for each in sorted(vars(value).keys() & named)]
         if name not in self._described:
-            value = self.holder.get(name)
-            held = vars(value) if isinstance(value, NAMESPACES) else {"": value}
-            self._described[name] = found = []
-            for attribute in sorted(held):
-                unknown: list[str] = []
-                data = () if name in self._written else described(held[attribute], unknown)
-                found.append((attribute, repr_digest(data), unknown[0] if unknown else ""))
+            self._described[name] = [("", *_digest(() if name in self._written else value))]
         return self._described[name]
 
     def kept(self, named: Collection[str]) -> list[tuple[str, Any]]:
@@ -270,11 +270,18 @@ class Space:
 
     def has_changed(self) -> bool:
         is_other = not self.is_same() and (self._owner() is None or bool(self.exchanged()))
-        return is_other or self._insides.difference(list(self._kept.values())) >= 0
+        return is_other or self._insides.difference(self._watched) >= 0
 
 
 _LET_GO = object()
 _NONE = frozenset[str]()
+
+
+def _digest(value: Any) -> tuple[str, str]:
+    """Of a value's content, and the class of what is unknown there."""
+    unknown: list[str] = []
+    data = described(value, unknown)
+    return repr_digest(data), unknown[0] if unknown else ""
 
 
 def _is_local(value: Any) -> bool:

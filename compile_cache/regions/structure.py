@@ -15,6 +15,7 @@ from ..attribute_policy import PLAIN, ModuleAttributePolicy
 from ..foreign.attributes import HOOKED
 from ..foreign.content import TORCH_OWN as TORCH_OWN
 from ..foreign.content import described
+from ..foreign.functions import PLAIN as PLAIN_VALUES
 from ..foreign.functions import code_of, names_in
 from ..foreign.names import module_of
 from ..keys import repr_digest
@@ -117,9 +118,10 @@ def settings(
 
 def unknown_setting(modules: Collection[torch.nn.Module], policy: ModuleAttributePolicy = PLAIN) -> str:
     """An attribute that the code of these modules reads and that `settings` cannot describe; empty if there is none."""
+    left_out = _NO_SETTINGS | policy.bookkeeping
     for module in modules:
         for name, value in vars(module).items():
-            if type(value) in _AS_IT_IS or name in _NO_SETTINGS or policy.is_bookkeeping(name):
+            if type(value) in PLAIN_VALUES or name in left_out or policy.is_bookkeeping(name):
                 continue
             unknown: list[str] = []
             described(value, unknown)

@@ -126,7 +126,8 @@ class Block(torch.nn.Module):
     def forward(self, x):
         self.memory[x.shape] = x.sum()
         x = self.settings(self.drop(self.first(x))) + self.own(x) + self.table["a"][0] + self.bound(x) + self.method(x)
-        x = cached(bound(added(hidden(scaled(x))))) + SIZES[0] + SCALES["a"] + len(self.kinds) + dispatched(len(x)) * OPTIONS.strength
+        x = cached(bound(added(hidden(scaled(x))))) + SIZES[0] + SCALES["a"] + len(self.kinds)
+        x = x + dispatched(len(x)) * OPTIONS.strength
         return WAYS["plain"][0](self.ways[0][0](x)) + table(4) + self.space.first
 
 class Other(Block):
