@@ -95,7 +95,7 @@ def attention_of_pack(function: Any) -> tuple[str, str]:
     The name has the pack and the function's content, or is that of one of core's functions, see `ATTENTION`. Both are
     empty for a function that nobody declared.
     """
-    return _attention_of_pack(function, _trusted()) if isinstance(function, FunctionType) else ("", "")
+    return _attention_of_pack(function, _trusted()) if type(function) is FunctionType else ("", "")
 
 
 @functools.lru_cache(maxsize=64)

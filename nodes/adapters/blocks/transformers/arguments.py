@@ -160,7 +160,7 @@ def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[in
 def _leaves(layout: Any) -> Iterator[Any]:
     if layout in (_TENSOR, _NUMBER):
         yield layout
-    elif isinstance(layout, tuple) and (not layout or layout[0] != "value"):
+    elif isinstance(layout, tuple):
         for part in layout:
             yield from _leaves(part)
 

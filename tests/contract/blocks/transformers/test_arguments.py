@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable
 from dataclasses import make_dataclass
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from ...odd_values import ODD, X
 
 
 @pytest.fixture
@@ -20,9 +23,6 @@ def arguments(adapter: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.fixture
 def options(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
     return adapter("blocks.transformers.options")
-
-
-X = torch.ones(2, 5, 16)
 
 
 class TestArguments:
@@ -49,6 +49,13 @@ class TestArguments:
         assert layout(mask=X) == layout(mask=X[:1])
         for one, other in [(1, True), (1, 1.0), (0, 1), (None, 0), ([24], [24, 37]), ((), []), (1, 2)]:
             assert layout(value=one) != layout(value=other)
+
+    @pytest.mark.parametrize("name", ["value", "items", "tensor", "number", "dict"])
+    def test_an_argument_may_have_any_name(self, arguments: ModuleType, name: str) -> None:
+        apart = arguments.take_apart({"x": X, name: X, "others": {name: [X, 5]}})
+        assert len(apart.tensors) == 3
+        again = arguments.put_together(apart.layout, apart.inputs())
+        assert (again[name] is X, again["others"][name][1]) == (True, 5)
 
     def test_a_slice_is_taken_apart_and_its_ends_are_numbers(self, arguments: ModuleType) -> None:
         apart = arguments.take_apart({"x": X, "text": slice(0, 7), "rest": [slice(7, None)]})
@@ -170,34 +177,6 @@ class TestOptions:
         assert set(self.read(options, {}, block)) == {("img_slice",)}
 
 
-def _raise(*_: Any) -> Any:
-    raise RuntimeError
-
-
-def odd(base: type, *names: str) -> Any:
-    return type("Odd", (base,), dict.fromkeys(names, _raise))
-
-
-ODD: dict[str, Any] = {
-    "the class of functions": types.FunctionType,
-    "a function": torch.nn.functional.gelu,
-    "a lambda": lambda: None,
-    "a generator": (each for each in ()),
-    "a set": {1},
-    "an object that cannot be compared": odd(object, "__eq__", "__hash__", "__repr__")(),
-    "an object without attributes": odd(object, "__getattribute__")(),
-    "a text that cannot be compared": odd(str, "__eq__", "__hash__")("a"),
-    "a number that cannot be compared": odd(float, "__eq__", "__hash__")(1.0),
-    "a number that cannot be written": odd(float, "__repr__")(1.0),
-    "a class that knows no attribute": odd(type, "__getattr__")("Made", (), {})(),
-    "a list of a tensor's class": [types.MappingProxyType({})],
-    "a dictionary with a number as a key": {1: 2},
-    "a large number": 2**63 + 1,
-    "a number of many digits": 10**5000,
-    "a sparse tensor in a class of its own": X.as_subclass(odd(torch.Tensor)),
-}
-
-
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("place", [lambda value: value, lambda value: [{"a": (value,)}]], ids=["itself", "inside"])
 def test_whatever_a_block_gets_is_taken_apart_or_refused(arguments: ModuleType, name: str, place: Any) -> None:
@@ -209,6 +188,28 @@ def test_whatever_a_block_gets_is_taken_apart_or_refused(arguments: ModuleType, 
     else:
         assert hash(apart.layout) == hash(arguments.take_apart(given).layout)
         assert arguments.put_together(apart.layout, apart.inputs())["x"] is X
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_the_options_hold_a_block_is_told_or_refused(
+    options: ModuleType, adapter: Callable[[str], ModuleType], name: str
+) -> None:
+    known = adapter("comfyui.transformer_options")
+    for key in (*known.MEANINGS, "unknown"):
+        given, reads = {key: ODD[name]}, {}
+        for path in ((key,), (key, "attn1_patch")):
+            seen = reads[path] = options.look_up(given, path)
+            hash(seen)
+        assert options.fits(given, {path: seen for path, seen in reads.items() if seen[0] != "value"})
+        with contextlib.suppress(options.RefusedOptionError):
+            options.BlockOptions("Block", {}, given).get(key)
+    assert options.look_up({"unknown": ODD[name]}, ("unknown",)) == options._OTHER
+
+
+def test_a_block_may_tell_one_from_true(options: ModuleType) -> None:
+    seen = [options.look_up({"run_vx": value}, ("run_vx",)) for value in (1, True, 0, False)]
+    assert len(set(map(repr, seen))) == 4
+    assert not options.fits({"run_vx": 1}, {("run_vx",): seen[1]})
 
 
 def test_zeros_of_other_signs_are_other_layouts(arguments: ModuleType) -> None:
