@@ -21,7 +21,7 @@ PLAIN = frozenset(
 )  # fmt: skip
 CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
 _NO_NAMES = frozenset[str]()
-_DEEPEST_NAMES = 4  # levels of containers and classes in which names are looked for
+_DEEPEST_NAMES = 4  # levels of containers and classes in which functions and names are looked for
 LruCache: type = type(functools.lru_cache(lambda: None))
 CUSTOM_OPERATOR = "CustomOpDef"
 MODULE_CODE = "<module>"  # the name of the code of a file
@@ -57,9 +57,21 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def closed_over(function: FunctionType) -> Iterator[FunctionType]:
-    """The functions in the closure of a function: what a decorator decorates is there."""
-    for contents in cells_of(function):
+    """The functions in the closure of a function: what a decorator decorates is there, or chooses from."""
+    for contents in held_in(cells_of(function)):
         yield from functions_in(contents)
+
+
+def held_in(values: Iterable[Any], depth: int = 0) -> list[Any]:
+    """These values, and in place of containers what they hold; no plain data."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind in CONTAINERS and depth < _DEEPEST_NAMES:
+            found += held_in(list(value.values() if kind is dict else value), depth + 1)
+        elif kind not in PLAIN:
+            found.append(value)
+    return found
 
 
 def cells_of(function: FunctionType) -> list[Any]:
@@ -135,8 +147,7 @@ def names_behind(value: Any, depth: int = 0) -> frozenset[str]:
     if kind in PLAIN or depth > _DEEPEST_NAMES:
         return _NO_NAMES
     if kind in CONTAINERS:
-        held = [each for each in (list(value.values()) if kind is dict else value) if type(each) not in PLAIN]
-        return _NO_NAMES.union(*(names_behind(each, depth + 1) for each in held))
+        return _NO_NAMES.union(*(names_behind(each, depth + 1) for each in held_in([value], depth)))
     written = list(functions_in(value))
     inside: list[Any] = []
     if not written:
