@@ -26,7 +26,16 @@ from typing import Any
 import torch
 
 from ..keys import repr_digest
-from .functions import CONTAINERS, CUSTOM_OPERATOR, PLAIN, LruCache, cells_of, functions_in, names_used
+from .functions import (
+    CONTAINERS,
+    CUSTOM_OPERATOR,
+    PLAIN,
+    LruCache,
+    attributes_read,
+    cells_of,
+    functions_in,
+    names_used,
+)
 from .names import NATIVE, name_of_class, package_of
 
 TORCH_OWN = frozenset(vars(torch.nn.Module())) - {"training"}
@@ -186,13 +195,21 @@ class _Description:
             given = [*(value.__defaults__ or ()), *named.values()]
             empty = _empty(value, given) if given else ()
             defaults = [() if number in empty else self.of(each) for number, each in enumerate(given)]
-            closed_over = self._each(cells_of(value)) if value.__closure__ else ()
+            cells = zip(value.__code__.co_freevars, cells_of(value), strict=True) if value.__closure__ else ()
+            closed_over = [self._cell(value.__code__, *each) for each in cells]
             # torch keeps numbers there that are others in each process.
             own = {} if package_of(home) in NATIVE else vars(value)
             held = [(name, self.of(each)) for name, each in own.items() if not name.startswith("_torch")]
             return ("function", home, code_digest(value.__code__), tuple(named), defaults, closed_over, held)
         finally:
             self._functions.pop()
+
+    def _cell(self, code: CodeType, variable: str, value: Any) -> object:
+        """A variable around a function. Of a module it may read a few settings alone."""
+        read = attributes_read(code, variable) if isinstance(value, torch.nn.Module) else None
+        if read is None or any(hasattr(type(value), name) for name in read):  # a method's code may do anything
+            return self.of(value)
+        return (name_of_class(type(value)), [(name, self.of(getattr(value, name, None))) for name in sorted(read)])
 
     def _module(self, value: torch.nn.Module, kind: type) -> object:
         """By what its code and the functions around it name. Of its weights a trace takes no values."""

@@ -229,6 +229,19 @@ def attributes_assigned(code: CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
+def attributes_read(code: CodeType, variable: str) -> set[str] | None:
+    """The names of the attributes that a function reads of a variable around it; None if it does more with that."""
+    found = set[str]()
+    for each in codes_in(code):
+        steps = [step for step in dis.get_instructions(each) if step.opname != "EXTENDED_ARG"]
+        for step, after in zip(steps, [*steps[1:], None], strict=True):
+            if step.argval == variable and step.opname.endswith("DEREF"):
+                if after is None or (step.opname, after.opname) != ("LOAD_DEREF", "LOAD_ATTR"):
+                    return None
+                found.add(after.argval)
+    return found
+
+
 def code_of(kinds: Collection[type]) -> Iterator[CodeType]:
     """The code that modules of these classes can run once they are made: their methods, but of `__init__` only the
     functions in it, and the functions in the Python modules that they are written in.
