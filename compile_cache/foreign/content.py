@@ -12,7 +12,6 @@ import collections
 import copyreg
 import ctypes
 import enum
-import functools
 import hashlib
 import logging
 import struct
@@ -20,17 +19,17 @@ import threading
 import types
 import weakref
 from collections.abc import Iterable
-from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
 
 from ..keys import repr_digest
 from .functions import (
+    CONSISTS_OF,
     CONTAINERS,
     CUSTOM_OPERATOR,
     PLAIN,
-    LruCache,
     attributes_read,
     cells_of,
     functions_in,
@@ -60,15 +59,10 @@ _BY_NAME = (
     types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
 )  # fmt: skip
-_CONSISTS_OF: tuple[tuple[Any, tuple[str, ...]], ...] = (
+_CONSISTS_OF = (
     (BuiltinFunctionType, ("__module__", "__qualname__", "__self__")),
     (types.MethodWrapperType, ("__qualname__", "__self__")),
-    (MethodType, ("__func__", "__self__")),
-    ((staticmethod, classmethod), ("__func__",)),
-    ((functools.partial, functools.partialmethod), ("func", "args", "keywords")),
-    (LruCache, ("__wrapped__",)),
-    (property, ("fget", "fset", "fdel")),
-    (functools.cached_property, ("func",)),
+    *CONSISTS_OF,
 )
 _WRAPPERS = {CUSTOM_OPERATOR: "_init_fn", "JITFunction": "fn", "Autotuner": "fn"}  # of torch.library and triton
 _REDUCERS = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")

@@ -23,6 +23,18 @@ CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
 _NO_NAMES = frozenset[str]()
 _DEEPEST_NAMES = 4  # levels of containers and classes in which functions and names are looked for
 LruCache: type = type(functools.lru_cache(lambda: None))
+CONSISTS_OF: tuple[tuple[Any, tuple[str, ...]], ...] = (  # what stands for a function: the class, and where that is
+    (MethodType, ("__func__", "__self__")),
+    (staticmethod, ("__func__",)),
+    (classmethod, ("__func__",)),
+    (functools.partial, ("func", "args", "keywords")),
+    (functools.partialmethod, ("func", "args", "keywords")),
+    (functools.cached_property, ("func",)),
+    (LruCache, ("__wrapped__",)),
+    (property, ("fget", "fset", "fdel")),
+)
+_STANDS_FOR = tuple(base for base, _ in CONSISTS_OF)
+_OF_FUNCTIONS = frozenset({"__func__", "func", "__wrapped__", "fget", "fset"})
 CUSTOM_OPERATOR = "CustomOpDef"
 MODULE_CODE = "<module>"  # the name of the code of a file
 _STORE_GLOBAL, _STORE_DEREF, _FOR_ITER = (dis.opmap[name] for name in ("STORE_GLOBAL", "STORE_DEREF", "FOR_ITER"))
@@ -44,16 +56,13 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         return
     if kind is FunctionType:
         yield value
-    elif issubclass(kind, (staticmethod, classmethod, MethodType)):
-        yield from functions_in(value.__func__)
-    elif issubclass(kind, (functools.partial, functools.partialmethod, functools.cached_property)):
-        yield from functions_in(value.func)
-    elif issubclass(kind, LruCache):
-        yield from functions_in(value.__wrapped__)
-    elif issubclass(kind, property):
-        yield from (part for part in (value.fget, value.fset) if isinstance(part, FunctionType))
     elif kind.__name__ == CUSTOM_OPERATOR:  # of torch.library
         yield from functions_in(getattr(value, "_init_fn", None))
+    elif issubclass(kind, _STANDS_FOR):
+        names = next(names for base, names in CONSISTS_OF if issubclass(kind, base))
+        for name in names:
+            if name in _OF_FUNCTIONS:
+                yield from functions_in(getattr(value, name))
 
 
 def closed_over(function: FunctionType) -> Iterator[FunctionType]:

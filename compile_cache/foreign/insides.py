@@ -12,8 +12,8 @@ from __future__ import annotations
 import weakref
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property, partial, partialmethod
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from types import CellType, FunctionType, MethodType, SimpleNamespace
@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from .functions import LruCache, names_written_into
+from .functions import CONSISTS_OF, names_written_into
 
-Way = Callable[[Any], Iterable[Any]]
+Way = Callable[[Any], Collection[Any]]
 
 FIXED = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 WRITTEN = frozenset({list, set, dict, OrderedDict})  # containers that code may write into
@@ -35,22 +35,15 @@ _OF_FUNCTION = (False, True, None, True, False)  # see `closed` in `_add_level`
 
 _call, _deref = partial.__call__, weakref.ref.__call__
 _function = partial(attrgetter("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__"))
-_elements, _items, _func = partial(tuple), partial(dict.items), partial(attrgetter("__func__", "__doc__"))
 _namespace = partial(vars)
-_WAYS: dict[type, Way] = {  # an attrgetter of one name would make no tuple
+_WAYS: dict[type, Way] = {
+    **{kind: partial(attrgetter(*names, "__doc__")) for kind, names in CONSISTS_OF},  # of one name it makes no tuple
     FunctionType: _function,
-    MethodType: partial(attrgetter("__self__", "__func__")),
     CellType: partial(attrgetter("cell_contents", "__doc__")),
-    property: partial(attrgetter("fget", "fset")),
-    LruCache: partial(attrgetter("__wrapped__", "__doc__")),
-    cached_property: partial(attrgetter("func", "__doc__")),
-    **dict.fromkeys((staticmethod, classmethod), _func),
-    **dict.fromkeys((partial, partialmethod), partial(attrgetter("func", "args", "keywords"))),
-    **dict.fromkeys((list, tuple, set, frozenset, torch.Size), _elements),
-    **dict.fromkeys((dict, OrderedDict), _items),
+    **dict.fromkeys((list, tuple, set, frozenset, torch.Size), partial(tuple)),
+    **dict.fromkeys((dict, OrderedDict), partial(dict.items)),
     **dict.fromkeys(NAMESPACES, _namespace),
 }
-_SIZED = frozenset({*WRITTEN, tuple, frozenset, torch.Size})
 _LASTING = WRITTEN | {FunctionType, CellType, *NAMESPACES}  # what can hold itself
 
 
@@ -69,39 +62,38 @@ class Insides:
         self._referring: list[int] = []
         self._levels: list[tuple[Any, ...]] = []
         self._met = set[int]()  # what occurs again is compared by identity
-        roots: Sequence[int] = range(len(values))
-        closed: Sequence[bool | None] = [type(value) in WRITTEN and id(value) in shut for value in values]
-        while values:
-            values, roots, closed = self._add_level(values, roots, closed)
+        below = [(each, root, type(each) in WRITTEN and id(each) in shut) for root, each in enumerate(values)]
+        while below:
+            below = self._add_level(*zip(*below, strict=True))
         self._referred = list(map(id, map(_deref, self.references)))
 
-    def _add_level(
-        self, values: Sequence[Any], roots: Sequence[int], closed: Sequence[bool | None]
-    ) -> tuple[Sequence[Any], Sequence[int], Sequence[bool | None]]:
-        """Returns the same of what is in these values.
+    def _add_level(self, values: tuple[Any, ...], roots: tuple[int, ...], closed: tuple[Any, ...]) -> list[Any]:
+        """Returns what is in these values, with the other two of each.
 
         roots: the numbers of the first values that they are in. closed: containers that code may write into are not
         looked into; None: only those in the value are not.
         """
         kinds, is_last = list(map(type, values)), len(self._levels) == _DEEPEST - 1 or len(values) > _MOST
-        inside: dict[int, tuple[Way, list[Any]]] = {}
-        for number, kind in enumerate(kinds):
-            if kind not in _WAYS or is_last or (closed[number] and kind in WRITTEN) or id(values[number]) in self._met:
+        inside: dict[int, tuple[Way, Collection[Any]]] = {}
+        for number, (value, kind) in enumerate(zip(values, kinds, strict=True)):
+            if kind not in _WAYS or is_last or (closed[number] and kind in WRITTEN) or id(value) in self._met:
                 continue
-            if (found := self._look(values[number], _WAYS[kind])) is not None:
+            if (found := self._look(value, _WAYS[kind])) is not None:
                 inside[number] = found
-                self._met |= {id(values[number])} if kind in _LASTING else set()
+                self._met |= {id(value)} if kind in _LASTING else set()
         without = FIXED | {MethodType, tuple} if is_last else FIXED  # each look may make these anew
-        sized = [number for number in inside if kinds[number] in _SIZED]
         others = [number for number, kind in enumerate(kinds) if kind not in without and number not in inside]
         data = [number for number, kind in enumerate(kinds) if kind in FIXED]
-        self.references += [weakref.ref(values[number]) for number in others if kinds[number].__weakrefoffset__]
-        self._referring += [roots[number] for number in others if kinds[number].__weakrefoffset__]
-        counted, named, plain, opened = map(getter, (sized, others, data, list(inside)))
-        seen = [*map(id, kinds), *map(len, counted(values)), *map(id, named(values)), *plain(values)]
-        owners = [*roots, *[roots[number] for number in (*sized, *others, *data)]]
-        self._levels.append((seen, owners, counted, named, plain, opened, [way for way, _ in inside.values()]))
-        below = [
+        met = [number for number in others if kinds[number].__weakrefoffset__]
+        self.references += [weakref.ref(values[number]) for number in met]
+        self._referring += [roots[number] for number in met]
+        named, plain, opened = map(getter, (others, data, list(inside)))
+        seen = [*map(id, kinds), *map(id, named(values)), *plain(values)]
+        owners = [*roots, *[roots[number] for number in (*others, *data)]]
+        sizes = [len(found) for _, found in inside.values()]
+        ways = [way for way, _ in inside.values()]
+        self._levels.append((seen, owners, named, plain, opened, ways, sizes, opened(roots)))
+        return [
             (each, roots[number], flag)
             for number, (_, found) in inside.items()
             for each, flag in zip(
@@ -110,33 +102,34 @@ class Insides:
                 strict=False,
             )
         ]
-        return tuple(zip(*below, strict=True)) or ((), (), ())
 
-    def _look(self, value: Any, way: Way) -> tuple[Way, list[Any]] | None:
+    def _look(self, value: Any, way: Way) -> tuple[Way, Collection[Any]] | None:
         """The way into a value, and what is there; None if that cannot be read, or is too much."""
         if way is _function and value.__closure__ and (written := names_written_into((value.__code__,))):
             way = partial(_without, written)
         elif way is _namespace:
             names = sorted(vars(value).keys() & self._read if self._read else vars(value))
-            way = partial(attrgetter("__doc__", *names))
+            way = partial(attrgetter("__doc__", "__class__", *names))
         try:
-            inside = list(way(value))
+            inside = way(value)
         except (AttributeError, ValueError):  # an empty cell
             return None
         return None if len(inside) > _LONGEST else (way, inside)
 
     def difference(self, values: Sequence[Any]) -> int:
         """The number of the first value that is not as it was inside; -1 if all are."""
-        for before, roots, counted, named, plain, opened, ways in self._levels:
-            now = [*map(id, map(type, values))]
-            if now == before[: len(now)]:  # else there may be no length
-                now += [*map(len, counted(values)), *map(id, named(values)), *plain(values)]
+        for before, roots, named, plain, opened, ways, sizes, holders in self._levels:
+            now = [*map(id, map(type, values)), *map(id, named(values)), *plain(values)]
             if now != before:
                 return _first(roots, now, before)
             try:
-                values = [*chain(*map(_call, ways, opened(values)))]
+                inside = [*map(_call, ways, opened(values))]
             except (AttributeError, ValueError):  # a closure's variable was deleted
-                return roots[0]
+                return int(roots[0])
+            now = [*map(len, inside)]
+            if now != sizes:
+                return _first(holders, now, sizes)
+            values = [*chain(*inside)]
         now = [*map(id, map(_deref, self.references))]
         return -1 if now == self._referred else _first(self._referring, now, self._referred)
 

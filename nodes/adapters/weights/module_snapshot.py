@@ -191,8 +191,6 @@ class _Group:
             self.is_data = self.is_data and kinds <= _DATA
             if kinds <= _FIXED or (kinds == {tuple} and _FIXED.issuperset(map(type, chain.from_iterable(column)))):
                 plain[name] = column
-            elif all(map(_is_plain, column)):  # copies of lists, which may change in place
-                plain[name] = [list(value) if type(value) is list else value for value in column]
             else:
                 others[name] = list(map(described, column))
         self.settings = (numbers, plain, others)
@@ -211,20 +209,6 @@ def _hooks_in(own: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
     """The numbers of the hooks on each module but the root that has some. torch never uses one twice."""
     hooks = [(each["_forward_hooks"], each["_forward_pre_hooks"]) for each in own[1:]]
     return [(*after, *before) for after, before in hooks if after or before]
-
-
-def _is_fixed(value: object) -> bool:
-    """A value cannot change in place, and keeps nothing alive."""
-    if isinstance(value, type):
-        # A class defined in a function may keep that function's variables alive.
-        return "<locals>" not in value.__qualname__
-    if type(value) is tuple:
-        return _FIXED.issuperset(map(type, value)) or all(map(_is_fixed, value))
-    return type(value) in _FIXED or isinstance(value, enum.Enum)
-
-
-def _is_plain(value: Any) -> bool:
-    return _is_fixed(value) or (type(value) is list and all(map(_is_fixed, value)))
 
 
 def _names_of(kinds: set[type]) -> tuple[Names, Names, Names]:

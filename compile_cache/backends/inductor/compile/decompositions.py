@@ -35,7 +35,7 @@ def _power_by(known: Callable[..., Any]) -> Callable[..., Any]:
 
     def power(base: Any, exponent: torch.Tensor) -> Any:
         if isinstance(base, torch.SymFloat) and exponent.is_floating_point():
-            return torch.full((), base, dtype=exponent.dtype, device=exponent.device) ** exponent
+            return exponent.new_full((), base) ** exponent  # type: ignore[arg-type]
         return known(base, exponent)
 
     return power
