@@ -69,8 +69,8 @@ _TEXT = """**Catalogued**, as ComfyUI {version} names their classes. Tests compa
 {catalogued}
 
 **Recognised:** the largest lists of equal modules become regions. Tests run three of them (Kandinsky 5, Lens, Ideogram
-4): no later size compiles anything. PixelDiT compiles again at a new number of tokens. They are
-{recognised}.
+4): no later size compiles anything. PixelDiT compiles again at a new number of tokens.
+They are {recognised}.
 
 **Captured whole**, without repeated blocks: {whole}.
 
