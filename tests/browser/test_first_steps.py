@@ -89,7 +89,7 @@ def has_said(page: FrontEnd, pattern: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("leave_out", [LEFT_OUT, ""], ids=["few", "no-setting-changed"])
 def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshots: Path, leave_out: str) -> None:
-    """Each of its steps, with a small model and a small picture on a CPU, where nothing is captured."""
+    """README's steps one by one, with a small model and a small picture on a CPU, where nothing is captured."""
     rows = re.findall(r"^(\d)\. (.+)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     assert [number for number, _ in rows] == ["1", "2", "3", "4"]
     name, count = template("sdxl_text_to_image"), len(ui("sdxl_text_to_image")["nodes"])
