@@ -29,9 +29,12 @@ class CompileEta:
         self._took: dict[str, tuple[float, ...]] = {}  # by label
         self._traces: tuple[float, ...] = (_TRACE, _TRACE)  # the first one imports, and should not count alone
 
-    def submitted(self, key: str, label: str, workers: int, now: float, since: float) -> None:
-        """Workers got a job, which was traced since then."""
-        self._traces = (*self._traces, now - since)[-_KEPT:]
+    def traced(self, seconds: float) -> None:
+        """A trace for workers took so long."""
+        self._traces = (*self._traces, seconds)[-_KEPT:]
+
+    def submitted(self, key: str, label: str, workers: int, now: float) -> None:
+        """Workers got a job, or this process began it: a worker alone."""
         running = sum(job.begun is not None for job in self._jobs.values())
         self._jobs[key] = _Job(label, now if running < workers else None)
 

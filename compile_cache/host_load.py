@@ -26,7 +26,8 @@ class HostLoad:
         self._clock, self._sleep = clock, sleep
         self.prompt_runs: Callable[[], bool] = lambda: False
         self._spare, self._latest = 1.0, 0.0
-        self._claims, self._lock = 0, threading.Lock()
+        self._claims = self._waiting = 0
+        self._lock = threading.Lock()
         self._unclaimed, self._paused = threading.Event(), threading.Event()
         self._unclaimed.set()
         self._paused.set()
@@ -55,12 +56,14 @@ class HostLoad:
         """A call waits for the work meanwhile, and so claims nothing."""
         with self._lock:
             claims, self._claims = self._claims, 0
+            self._waiting += 1
             self._unclaimed.set()
         try:
             yield
         finally:
             with self._lock:
                 self._claims += claims
+                self._waiting -= 1
                 if self._claims:
                     self._unclaimed.clear()
             if claims:
@@ -76,7 +79,7 @@ class HostLoad:
     @property
     def spare(self) -> float:
         """The share of the time that work may take now."""
-        if not self.prompt_runs():
+        if self._waiting or not self.prompt_runs():
             return 1.0
         return self._spare if self._clock() - self._latest < _RECENT else _BETWEEN
 

@@ -112,6 +112,10 @@ class Progress(Protocol):
         """A prompt runs now, this call's or another one."""
         ...
 
+    def cancel_again(self) -> None:
+        """Cancel the prompt that runs: a cancellation was raised outside its thread, and counts no more."""
+        ...
+
     def report(self, done: int, total: int) -> None:
         """`done` of `total` units are done."""
         ...
@@ -128,6 +132,9 @@ class SilentProgress:
 
     def prompt_runs(self) -> bool:
         return False
+
+    def cancel_again(self) -> None:
+        pass
 
     def report(self, done: int, total: int) -> None:
         pass

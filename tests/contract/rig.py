@@ -138,7 +138,7 @@ class Stopper:
     cancellations: tuple[type[BaseException], ...] = (InterruptedError,)
 
     def __init__(self, *presses: int) -> None:
-        self.presses, self.calls = presses, 0
+        self.presses, self.calls, self.passed_on = presses, 0, 0
         self.shown: list[tuple[int, int]] = []
 
     def raise_if_cancelled(self) -> None:
@@ -150,6 +150,9 @@ class Stopper:
 
     def prompt_runs(self) -> bool:
         return False
+
+    def cancel_again(self) -> None:
+        self.passed_on += 1
 
     def report(self, done: int, total: int) -> None:
         self.shown.append((done, total))

@@ -143,6 +143,8 @@ class StoppingProgress:
     def prompt_runs(self) -> bool:
         return False
 
+    def cancel_again(self) -> None: ...
+
     def report(self, done: int, total: int) -> None: ...
 
 

@@ -37,7 +37,8 @@ class Machine:
                 self.now = min(self.now + 1.0, when)
             if what == "traced":
                 kind = waiting.pop(0)
-                self.eta.submitted(name, kind, self.workers, when, when - self.trace)
+                self.eta.traced(self.trace)
+                self.eta.submitted(name, kind, self.workers, when)
             else:
                 self.eta.ended(name, when)
                 self.eta.took(kind := name.rstrip("0123456789"), kinds[kind])
@@ -68,7 +69,7 @@ def test_before_a_job_ended_nothing_tells_what_one_takes() -> None:
     assert eta.seconds([], 2, 1.0, 0.0) == 0.0
     assert eta.seconds(["Block"], 2, 1.0, 0.0) is None
     for name in "abc":
-        eta.submitted(name, "Block", 2, 0.0, 0.0)
+        eta.submitted(name, "Block", 2, 0.0)
     assert eta.seconds([], 2, 1.0, 300.0) is None, "on a busy machine the first job may take minutes"
     eta.ended("a", 300.0)
     eta.took("Block", 20.0)
@@ -78,7 +79,8 @@ def test_before_a_job_ended_nothing_tells_what_one_takes() -> None:
 def test_traces_that_get_a_share_of_the_time_are_what_takes_longest() -> None:
     eta = CompileEta()
     for seconds, trace in (3.0, 0.25), (0.5, 0.375), (0.5, 0.5):
-        eta.submitted("a", "Block", 16, seconds, 0.0)
+        eta.traced(seconds)
+        eta.submitted("a", "Block", 16, seconds)
         eta.ended("a", 6.0)
         eta.took("Block", 5.0)
         assert eta.seconds(["Block"] * 10, 16, SHARE, 6.0) == pytest.approx(10 * trace / SHARE + 5)
@@ -86,7 +88,7 @@ def test_traces_that_get_a_share_of_the_time_are_what_takes_longest() -> None:
 
 def test_a_job_that_failed_tells_no_seconds() -> None:
     eta = CompileEta()
-    eta.submitted("a", "Block", 1, 0.0, 0.0)
+    eta.submitted("a", "Block", 1, 0.0)
     eta.ended("a", 1.0)
-    eta.submitted("b", "Block", 1, 1.0, 1.0)
+    eta.submitted("b", "Block", 1, 1.0)
     assert eta.seconds([], 1, 1.0, 1.0) is None

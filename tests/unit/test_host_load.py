@@ -71,6 +71,14 @@ def test_while_a_prompt_does_something_else_work_takes_a_fifth_and_without_a_pro
     assert (host.load.spare, host.share(None)) == (1.0, 1.0)
 
 
+def test_while_a_call_waits_for_the_work_it_takes_all_of_the_time() -> None:
+    host = Host()
+    host.now += 0.5
+    with host.load.released():
+        assert host.share(None) == 1.0
+    assert host.share(None) == pytest.approx(0.08, abs=0.01)
+
+
 def test_nothing_is_owed_for_an_earlier_piece_of_work() -> None:
     host = Host()
     host.load.answered(None)

@@ -64,11 +64,13 @@ def _about(seconds: float) -> str:
     return f"{short} s" if (short := rounded(seconds)) < 120 else f"{round(seconds / 60)} min"
 
 
-def estimate(more: int = 0) -> float | None:
-    """Seconds until all regions are compiled, with `more` that no call left yet; None if nothing tells it yet."""
-    found = [registry.get(name).coming(more)[1] for name in registry.NAMES]
-    known = [seconds for seconds in found if seconds is not None]
-    return max(known) if len(known) == len(found) else None
+def coming(more: int = 0) -> tuple[int, float | None]:
+    """Of all backends: how many regions are being compiled, and in how many seconds they are there, with `more` that no
+    call left yet; None if nothing tells it yet.
+    """
+    counts, seconds = zip(*(registry.get(name).coming(more) for name in registry.NAMES), strict=True)
+    known = [each for each in seconds if each is not None]
+    return sum(counts), max(known) if len(known) == len(seconds) else None
 
 
 def _text(doing: str, seconds: float | None, gain: Callable[[], float | None] | None) -> Text:
@@ -95,10 +97,10 @@ def _tick() -> None:
     shown: dict[object, str] = {}
     look = threading.Event()
     while not look.wait(_TICK):
-        left = sum(registry.get(name).coming()[0] for name in registry.NAMES)
+        left, _ = coming()
         total, before = total + max(left - before, 0), left
         more = max(_lacking() - total, 0) if prompt_runs() else 0
-        seconds = estimate(more)
+        _, seconds = coming(more)
         with _lock:
             if not prompt_runs():
                 _waiting.clear()

@@ -15,13 +15,12 @@ import comfy.model_management
 import comfy.utils
 from comfy_execution.progress import get_progress_state
 
-from ....compile_cache.backends import registry
 from ....compile_cache.calls.rows import kept
 from ....compile_cache.calls.run_summary import came_text
 from ....compile_cache.texts import Text, words_of
 from . import coming_progress
 from .call_bar import CallBar
-from .coming_progress import estimate, rounded
+from .coming_progress import coming, rounded
 from .messages import broadcast, prompt_runs, show_on_node
 
 logger = logging.getLogger(__name__)
@@ -115,6 +114,11 @@ class CompileProgress:
     def prompt_runs(self) -> bool:
         return prompt_runs()
 
+    def cancel_again(self) -> None:
+        """ComfyUI's operations raise a Cancel once, in whatever thread runs them: a trace of a block does too."""
+        if prompt_runs():
+            comfy.model_management.interrupt_current_processing()
+
     def report(self, done: int, total: int) -> None:
         """`done` of this node's `total` regions are ready. Called before the first compile, and after each."""
         global _logged
@@ -174,8 +178,8 @@ class CompileProgress:
         text = Text(
             "compiling {number} of {total}, {seconds} s", number=min(done + 1, total), total=total, seconds=whole
         )
-        coming = sum(registry.get(name).coming()[0] for name in registry.NAMES)
-        rest = estimate(max(total - done - coming, 0))  # regions of the prompt's other nodes
+        left, _ = coming()
+        _, rest = coming(max(total - done - left, 0))  # regions of the prompt's other nodes
         if rest is None:
             return Text("{text}, first time only", text=text)
         return Text("{text}, about {rest} s left", text=text, rest=rounded(max(rest, 1.0)))

@@ -8,7 +8,7 @@ import comfy.model_management
 
 from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends import registry
-from ..comfyui.coming_progress import estimate
+from ..comfyui.coming_progress import coming
 from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..restart import shape_status
@@ -44,10 +44,10 @@ def report() -> dict[str, Any]:
     stored: dict[str, int] = {}
     for name in registry.NAMES:
         stored |= registry.get(name).stored()
-    coming, seconds = sum(registry.get(name).coming()[0] for name in registry.NAMES), estimate()
+    regions, seconds = coming()
     return {
         **cache.report(),
-        "coming": {"regions": coming, "seconds": None if seconds is None else round(seconds, 1)},
+        "coming": {"regions": regions, "seconds": None if seconds is None else round(seconds, 1)},
         "regions_ready": sum(registry.get(name).ready_regions() for name in registry.NAMES),
         "sizes_ready": shape_status.count_ready(models, cache),
         "modules": modules,

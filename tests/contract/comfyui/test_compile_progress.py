@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -36,8 +37,8 @@ def backend(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimpleNamesp
         return left, None if seconds is None else seconds + 10.0 * more
 
     made.left, made.coming = (0, 0.0), coming
-    monkeypatch.setattr(module.registry, "NAMES", ("inductor",))
-    monkeypatch.setattr(module.registry, "get", lambda name: made)
+    monkeypatch.setattr(module.coming_progress.registry, "NAMES", ("inductor",))
+    monkeypatch.setattr(module.coming_progress.registry, "get", lambda name: made)
     return made
 
 
@@ -161,9 +162,11 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
     monkeypatch.setattr(coming, "broadcast", lambda kind, left, text="", **data: counts.append(text))
     monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
 
-    def asked(more: int | None = None) -> tuple[int, float]:
-        left = looks[0] if more is None or len(looks) == 1 else looks.pop(0)  # the second question of a look
-        return left, 6.0 * (left + (more or 0))
+    questions = itertools.cycle(("first", "second"))  # of a look
+
+    def asked(more: int) -> tuple[int, float]:
+        left = looks.pop(0) if next(questions) == "second" and len(looks) > 1 else looks[0]
+        return left, 6.0 * (left + more)
 
     monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=asked, given_up_regions=int))
     parts = {"sampling": ("8", 6), "decoding": ("9", 9), "encoding": ("9", 7), "running": ("of another workflow", 5)}

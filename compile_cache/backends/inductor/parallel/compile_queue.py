@@ -47,7 +47,6 @@ class CompileQueue(TaskList, DeferredCompiler):
         wanted, left = frozenset(keys), -1
         self.try_again(wanted)
         few = self.lease.plan(self._config.workers) < 2  # one worker alone would only start late
-        self.stats.host.answered(host_share=0.0)  # this call has nothing else to do
         with self.stats.stalling(), self.stats.host.released():
             while count := self._count(wanted):
                 progress.raise_if_cancelled()

@@ -15,7 +15,6 @@ from ....attribute_policy import ModuleAttributePolicy
 from ....coming import CompileEta
 from ....config import CacheConfig
 from ....errors import BypassReason, first_line
-from ....regions.site import SilentProgress
 from ....regions.skeleton import skeleton_of
 from ....stats import Stats
 from ....torch_facts.out_of_memory import is_out_of_memory
@@ -148,7 +147,7 @@ def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCal
     """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
     site = replace(call.site, module=skeleton_of(call.site.module, policy), others=None)
     kept = replace(call, site=site, weights=(), tensors=list(map(_placeholder, call.tensors)))
-    return replace(kept, progress=SilentProgress(), announce=nothing)
+    return replace(kept, announce=nothing)
 
 
 def _placeholder(tensor: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from .task_list import TaskList, nothing
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0  # between two looks for code that another process compiles
+_LOOK_SECONDS = 1.0  # between two looks for code that another process compiles, and after a cancelled trace
 _MEMORY_SECONDS = 60.0  # until a compile that found no memory is tried again
 _MOST_ENDS = 3  # of all worker processes, one after the other, before they compiled anything
 
@@ -82,6 +82,10 @@ class CompileWork:
                 self._compile(task, between)
             else:
                 self._hand_out(task, between)
+        except task.call.progress.cancellations:  # which the trace took from the prompt
+            task.look_at = self._tasks.clock() + _LOOK_SECONDS
+            self._wait_again(task)
+            task.call.progress.cancel_again()
         except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
             self._failed(task, error)
         return True
@@ -131,14 +135,18 @@ class CompileWork:
             raise NeedsGpuError(f"its trace cannot be sent to another process: {first_line(error)}") from error
         with self._tasks.lock:
             self._tasks.jobs[task.key] = self._tasks.lease.submit(job), task
-        self._tasks.eta.submitted(
-            task.key, task.call.region.label, self._tasks.lease.count, self._tasks.clock(), started
-        )
-        task.call.stats.event("trace", task.call.region.label, self._tasks.clock() - started)
+        now, label = self._tasks.clock(), task.call.region.label
+        self._tasks.eta.traced(now - started)
+        self._tasks.eta.submitted(task.key, label, self._tasks.lease.count, now)
+        task.call.stats.event("trace", label, now - started)
 
     def _compile(self, task: CompileTask, between: Callable[[], None]) -> None:
         started = self._tasks.clock()
-        compile_here(task, between, self._tasks.table.lock)
+        self._tasks.eta.submitted(task.key, task.call.region.label, 1, started)
+        try:
+            compile_here(task, between, self._tasks.table.lock)
+        finally:
+            self._tasks.eta.ended(task.key, self._tasks.clock())
         self._came(task, self._tasks.clock() - started)
 
     def _take(self, task: CompileTask, result: Compiled) -> None:

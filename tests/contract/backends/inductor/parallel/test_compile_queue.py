@@ -17,6 +17,7 @@ from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile import private_cache
 from compile_cache.backends.inductor.compile.shape_guards import ShapeGuards, Verdict
+from compile_cache.backends.inductor.parallel import inline
 from compile_cache.backends.inductor.parallel.failures import HungError
 from compile_cache.backends.inductor.parallel.task import CompileTask
 from compile_cache.backends.inductor.regions import region
@@ -25,7 +26,7 @@ from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 from compile_cache.regions.site import installed
 from compile_cache.store import artifact_store
 
-from ....rig import TOLERANCE, Block, Bound, Convolution, Model, Rig, Stopper, inputs, random, seeded, tokens
+from ....rig import TOLERANCE, Attention, Block, Bound, Convolution, Model, Rig, Stopper, inputs, random, seeded, tokens
 from .behind_rig import Behind, Chain, code_of
 
 CPU = torch.device("cpu")
@@ -139,6 +140,28 @@ def test_a_call_that_compares_code_runs_as_its_capture_does(rig: Behind) -> None
     del bound.program.run
     with rig.expect(graph_calls=1, region_calls=4):
         assert rig.call(bound, *inputs()) <= TOLERANCE
+
+
+def test_a_cancel_that_a_trace_takes_reaches_the_prompt_and_the_trace_is_made_again(
+    rig: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ComfyUI's operations raise it once, in the thread that runs them first."""
+    pressed, trace_of = [InterruptedError("cancelled")], inline.trace_of
+
+    def interrupted(*arguments: Any) -> Any:
+        if pressed:
+            raise pressed.pop()
+        return trace_of(*arguments)
+
+    bound, progress = rig.bind(seeded(Attention, 16)), Stopper()
+    rig.call(bound, random(2, 5, 16), random(2, 5, 16), progress=progress)
+    monkeypatch.setattr(inline, "trace_of", interrupted)
+    rig.work()
+    assert (progress.passed_on, rig.queue.left, rig.workers.jobs) == (1, 1, [])
+    rig.now += 1.0
+    rig.come()
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert rig.call(bound, random(2, 5, 16), random(2, 5, 16)) <= TOLERANCE
 
 
 # --- several devices, models and processes ---
