@@ -32,8 +32,6 @@ from .functions import (
     PLAIN,
     attributes_read,
     cells_of,
-    functions_in,
-    names_used,
 )
 from .names import NATIVE, name_of_class, package_of
 
@@ -108,7 +106,6 @@ class _Description:
     def __init__(self, unknown: list[str]) -> None:
         self._unknown = unknown
         self._within: dict[int, int] = {}  # the values around the present one, by address: their level
-        self._functions: list[FunctionType] = []  # those of them that are functions
         self._left = _MOST
 
     def of(self, value: Any) -> object:
@@ -182,21 +179,17 @@ class _Description:
         return (kind.__name__, name_of_class(value), self._each(value.__bases__), held)
 
     def _function(self, value: FunctionType) -> object:
-        self._functions.append(value)
-        try:
-            home = str(value.__globals__.get("__name__"))
-            named = value.__kwdefaults__ or {}
-            given = [*(value.__defaults__ or ()), *named.values()]
-            empty = _empty(value, given) if given else ()
-            defaults = [() if number in empty else self.of(each) for number, each in enumerate(given)]
-            cells = zip(value.__code__.co_freevars, cells_of(value), strict=True) if value.__closure__ else ()
-            closed_over = [self._cell(value.__code__, *each) for each in cells]
-            # torch keeps numbers there that are others in each process.
-            own = {} if package_of(home) in NATIVE else vars(value)
-            held = [(name, self.of(each)) for name, each in own.items() if not name.startswith("_torch")]
-            return ("function", home, code_digest(value.__code__), tuple(named), defaults, closed_over, held)
-        finally:
-            self._functions.pop()
+        home, code = str(value.__globals__.get("__name__")), value.__code__
+        named = value.__kwdefaults__ or {}
+        given = [*(value.__defaults__ or ()), *named.values()]
+        empty = _empty(value, given) if given else ()
+        defaults = [() if number in empty else self.of(each) for number, each in enumerate(given)]
+        cells = zip(code.co_freevars, cells_of(value), strict=True) if value.__closure__ else ()
+        closed_over = [self._cell(code, *each) for each in cells]
+        # torch keeps numbers there that are others in each process.
+        own = {} if package_of(home) in NATIVE else vars(value)
+        held = [(name, self.of(each)) for name, each in own.items() if not name.startswith("_torch")]
+        return ("function", home, code_digest(code), tuple(named), defaults, closed_over, held)
 
     def _cell(self, code: CodeType, variable: str, value: Any) -> object:
         """A variable around a function. Of a module it may read a few settings alone."""
@@ -206,12 +199,11 @@ class _Description:
         return (name_of_class(type(value)), [(name, self.of(getattr(value, name, None))) for name in sorted(read)])
 
     def _module(self, value: torch.nn.Module, kind: type) -> object:
-        """By what its code and the functions around it name. Of its weights a trace takes no values."""
-        names = _reachable([*self._functions, *functions_in(getattr(kind, "forward", None))], kind)
-        own = [(name, self.of(each)) for name, each in vars(value).items() if name in names - TORCH_OWN]
+        """Of its weights a trace takes no values."""
+        own = [(name, self.of(each)) for name, each in vars(value).items() if name not in TORCH_OWN]
         weights = {**value._parameters, **value._buffers}
         shapes = [(name, str(each.shape), str(each.dtype)) for name, each in weights.items() if each is not None]
-        parts = [(name, self.of(each)) for name, each in value._modules.items() if name in names or name.isdigit()]
+        parts = [(name, self.of(each)) for name, each in value._modules.items()]
         hooks = self._each([*value._forward_hooks.values(), *value._forward_pre_hooks.values()])
         return (name_of_class(kind), own, shapes, parts, hooks)
 
@@ -282,18 +274,6 @@ def _empty(function: FunctionType, given: list[Any]) -> set[int]:
         found = {number for number, each in enumerate(given) if type(each) in (list, set, dict) and not each}
         _first_seen[function] = (objects, found)
     return found
-
-
-def _reachable(functions: list[FunctionType], kind: type) -> set[str]:
-    """The names in these functions, and in all functions of their modules and of a class that go by such names."""
-    names, waiting = set[str](), list(functions)
-    while waiting:
-        function = waiting.pop()
-        new = names_used(function.__code__) - names
-        names |= new
-        places = [function.__globals__, *map(vars, kind.__mro__)]
-        waiting += [each for place in places for name in new & place.keys() for each in functions_in(place[name])]
-    return names
 
 
 def _constant(value: Any) -> object:
