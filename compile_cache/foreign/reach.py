@@ -49,19 +49,9 @@ class CodeReach:
         watched = [(f"{space.name}.{name}", value) for space in kept for name, value in space.kept(self._named)]
         self._names, self._kept = [name for name, _ in watched], [value for _, value in watched]
         self._insides = Insides(self._kept, set[int]().union(*(space.shut for space in kept)), self._named)
-        self.foreign = tuple(
-            f"{space.name}.{name}"
-            for space in self._spaces
-            for name in space.foreign
-            if space.matters(name, self._named)
-        )
-        held = [
-            (space.name, name, attribute, digest, unknown)
-            for space in self._spaces
-            for name in space.counted
-            if space.matters(name, self._named)
-            for attribute, digest, unknown in space.described(name, self._named)
-        ]
+        matter = [(space, name) for space in self._spaces for name in space.counted if space.matters(name, self._named)]
+        self.foreign = tuple(f"{space.name}.{name}" for space, name in matter if name in space.foreign)
+        held = [(space.name, name, *found) for space, name in matter for found in space.described(name, self._named)]
         self.digest = repr_digest([each[:4] for each in held])[:32]
         self.unknown = next((f"'{space}.{name}' is a {found}" for space, name, _, _, found in held if found), "")
 

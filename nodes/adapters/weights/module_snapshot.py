@@ -68,13 +68,13 @@ class ModuleSnapshot:
         for number, (module, names) in enumerate(zip(modules, self._counted, strict=True)):
             if names:
                 alike[type(module), names].append(number)
-        self._groups = [_Group(names, numbers, own) for (_, names), numbers in alike.items()]
-        suspects = (number for group in self._groups if not group.is_data for number in group.numbers)
+        groups = [(numbers, *_columns(names, getter(numbers)(own))) for (_, names), numbers in alike.items()]
+        suspects = (number for numbers, *_, is_data in groups if not is_data for number in numbers)
         marks = [(number, found) for number in suspects if (found := marks_on(modules[number], not number))]
         self._hooks, self._last_hook = _hooks_in(own), RemovableHandle.next_id
         self.is_foreign = bool(marks or self._hooks)
         kinds = list(map(weakref.ref, map(type, modules)))
-        self.settings = (self._modules, kinds, [group.settings for group in self._groups], marks, self._hooks)
+        self.settings = (self._modules, kinds, groups, marks, self._hooks)
         casting = {kind for kind in set(map(type, modules)) if hasattr(kind, CASTS)}
         patches = [
             (name, number, each[name]) for name in WEIGHT_PATCHES for number, each in enumerate(own) if name in each
@@ -177,23 +177,16 @@ class ModuleSnapshot:
         return ""
 
 
-class _Group:
-    """Modules of one class that have the same attributes. Plain ones are compared by value, others by content."""
-
-    def __init__(self, names: Sequence[str], numbers: list[int], own: Sequence[dict[str, Any]]) -> None:
-        self.numbers, self.is_data = numbers, True
-        plain: dict[str, list[Any]] = {}
-        others: dict[str, list[object]] = {}
-        mine = getter(numbers)(own)
-        for name in names:
-            column = [each[name] for each in mine]
-            kinds = set(map(type, column))
-            self.is_data = self.is_data and kinds <= _DATA
-            if kinds <= _FIXED or (kinds == {tuple} and _FIXED.issuperset(map(type, chain.from_iterable(column)))):
-                plain[name] = column
-            else:
-                others[name] = list(map(described, column))
-        self.settings = (numbers, plain, others)
+def _columns(names: Sequence[str], own: Sequence[dict[str, Any]]) -> tuple[list[object], bool]:
+    """The attributes of modules that have the same: plain ones by value, others by content. And if all are data."""
+    columns, is_data = list[object](), True
+    for name in names:
+        column = [each[name] for each in own]
+        kinds = set(map(type, column))
+        is_data = is_data and kinds <= _DATA
+        is_fixed = kinds <= _FIXED or (kinds == {tuple} and _FIXED.issuperset(map(type, chain.from_iterable(column))))
+        columns.append((name, column if is_fixed else list(map(described, column))))
+    return columns, is_data
 
 
 @functools.lru_cache(maxsize=10_000)
