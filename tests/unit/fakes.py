@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Code, Program
+from compile_cache.call_policy import Runs
 from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
@@ -101,8 +102,8 @@ class FakeProgram(Program):
     def run(self, call: Call) -> Any:
         if self.run_failures:
             raise self.run_failures.pop(0)
-        self.ran_originals = self.code is not Code.READY and not call.is_left_alone
-        self.ran_compiled = not call.is_left_alone and (self.is_mixed or not self.ran_originals)
+        self.ran_originals = self.code is not Code.READY and call.policy.runs is not Runs.ORIGINALS
+        self.ran_compiled = call.policy.runs is not Runs.ORIGINALS and (self.is_mixed or not self.ran_originals)
         self._ran.add(call.key)
         (self._lacking.add if self.ran_originals else self._lacking.discard)(call.key)
         return call.invoke(call.tensors)

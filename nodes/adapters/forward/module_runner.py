@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Call, Program
+from ....compile_cache.call_policy import CallPolicy
 from ....compile_cache.calls.rows import BACKEND, MODEL
 from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.config import BEHIND
@@ -124,7 +125,7 @@ class ModuleRunner:
                 self.weights.refresh(inspect_modules=True)
                 if self.weights.epoch != call.epoch:
                     call = self._call(description, invoke, backend, inspect_modules)
-            elif call.forward_bypass is None:
+            elif not call.policy.is_eager:
                 call = self._unless_changed(call)
             return call
 
@@ -155,7 +156,12 @@ class ModuleRunner:
         if not change:
             return call
         detail = f"another pack changed {change} within a sampling run: the model runs eagerly until that is undone"
-        return replace(call, forward_bypass=BypassReason(BypassCode.OBSERVED_INPUT, detail))
+        return replace(call, policy=call.policy.eager(BypassReason(BypassCode.OBSERVED_INPUT, detail)))
+
+    def _policy(self, description: CallDescription) -> CallPolicy:
+        """What the process allows, then the arguments, then the weights."""
+        observed = _forward_bypass()
+        return description.policy.once(self.weights.blocker) if observed is None else description.policy.eager(observed)
 
     def _call(self, description: CallDescription, invoke: Invoke, backend: str, begins_run: bool) -> Call:
         return Call(
@@ -165,9 +171,7 @@ class ModuleRunner:
             device=str(description.tensors[0].device),
             epoch=self.weights.epoch,
             torch_flags=torch_flags(description.tensors[0].device.type),
-            forward_bypass=_forward_bypass(),
-            capture_blocker=description.blocker or self.weights.blocker,
-            may_capture=description.may_capture,
+            policy=self._policy(description),
             why_captured=description.why_captured,
             is_compared=description.is_compared,
             is_behind=self._may_wait(),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Capabilities
+from compile_cache.call_policy import ANYTHING
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
@@ -49,7 +50,7 @@ class TestOneSignature:
         self, cache: Any, program: Any, module: Any
     ) -> None:
         with expect(cache, graph_calls=2, captures=1, replays=1):
-            cache.run(program, module.call(may_capture=False))
+            cache.run(program, module.call(policy=ANYTHING.uncaptured()))
             for _ in range(2):
                 cache.run(program, module.call(why_captured="a tile of this size came again"))
         (text,) = [event.text for event in cache.stats.events if event.kind == "capture"]
@@ -143,14 +144,14 @@ class TestBypasses:
         cache.run(program, module.call())
         with expect(cache, {"gradient": 2}, eager_calls=2):
             for _ in range(2):
-                cache.run(program, module.call(forward_bypass=GRADIENT))
+                cache.run(program, module.call(policy=ANYTHING.eager(GRADIENT)))
 
     def test_a_blocked_capture_runs_through_regions_and_leaves_the_others_alone(
         self, cache: Any, program: Any, module: Any
     ) -> None:
         cache.run(program, module.call())
         with expect(cache, {"observed_input": 1}, graph_calls=1, replays=1):
-            cache.run(program, module.call(capture_blocker=OBSERVED))
+            cache.run(program, module.call(policy=ANYTHING.once(OBSERVED)))
             cache.run(program, module.call())
 
     def test_a_reason_is_logged_once(
@@ -158,7 +159,7 @@ class TestBypasses:
     ) -> None:
         with caplog.at_level("INFO"):
             for _ in range(3):
-                cache.run(program, module.call(capture_blocker=OBSERVED))
+                cache.run(program, module.call(policy=ANYTHING.once(OBSERVED)))
         assert sum(OBSERVED.detail in message for message in caplog.messages) == 1
 
 
@@ -193,7 +194,7 @@ class TestReport:
         assert cache.report()["entries"] == []
         for _ in range(3):
             cache.run(program, module.call())
-        cache.run(program, module.call(forward_bypass=GRADIENT))
+        cache.run(program, module.call(policy=ANYTHING.eager(GRADIENT)))
         report = cache.report()
         assert json.loads(json.dumps(report)) == report
         assert set(report) >= {"counters", "bytes", "budget_bytes", "entries"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compile_cache.call_policy import ANYTHING
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
@@ -50,7 +51,7 @@ class TestRemembering:
         self, kept: CacheConfig, program: Any, module: Module
     ) -> None:
         cache = GraphCache(kept)
-        cache.run(program, module.call(8, capture_blocker=OBSERVED))
+        cache.run(program, module.call(8, policy=ANYTHING.once(OBSERVED)))
         assert cache.shapes.models() == []
 
     def test_it_can_be_turned_off(self, kept: CacheConfig, program: Any, module: Module) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from compile_cache.call_policy import ANYTHING
 from compile_cache.errors import CaptureError, NoGainError, OverBudgetError
 
 from ..fakes import BUDGET, GRADIENT, MIB, FakeProgram, Module, StoppingProgress, answer, expect, oom, session
@@ -119,7 +120,7 @@ class TestOutOfMemory:
             failures, counted = [error], contextlib.nullcontext()
             call = replace(
                 call,
-                forward_bypass=GRADIENT,
+                policy=ANYTHING.eager(GRADIENT),
                 invoke=lambda tensors: _raise(failures.pop()) if failures else module.forward(*tensors),
             )
         with counted:

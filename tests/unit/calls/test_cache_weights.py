@@ -10,6 +10,7 @@ import pytest
 
 from compile_cache.backends.base import Capabilities
 from compile_cache.backends.cuda_graphs.run_cost import RunCost
+from compile_cache.call_policy import ANYTHING
 from compile_cache.calls import cache as cache_module
 from compile_cache.calls.cache import GraphCache
 from compile_cache.captures import attempts
@@ -167,7 +168,7 @@ def test_after_that_its_blocks_get_their_weights_one_by_one(
 
 def test_an_eager_call_pins_nothing(cache: GraphCache, program: Any, module: Any, weights: Any) -> None:
     with expect(cache, {"gradient": 1}, eager_calls=1):
-        cache.run(program, module.call(weights=weights, forward_bypass=GRADIENT))
+        cache.run(program, module.call(weights=weights, policy=ANYTHING.eager(GRADIENT)))
     assert weights.pinned_so_far == 0
 
 
@@ -175,7 +176,7 @@ def test_a_call_that_may_not_be_captured_still_runs_with_its_weights_in_place(
     cache: GraphCache, program: Any, module: Any, weights: Any
 ) -> None:
     with expect(cache, {"observed_input": 1}, graph_calls=1):
-        cache.run(program, module.call(weights=weights, capture_blocker=OBSERVED))
+        cache.run(program, module.call(weights=weights, policy=ANYTHING.once(OBSERVED)))
     assert program.in_place == [True]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Code
+from compile_cache.call_policy import ANYTHING
 from compile_cache.calls.cache import GraphCache
 from compile_cache.captures.attempts import NOT_RESIDENT
 from compile_cache.choices.stopwatch import stopwatch_on
@@ -110,7 +111,7 @@ class Rig:
         changes = {"invoke": invoke, **changes}
         signature = Signature((("latent", TensorSpec(shape, "float32", "cpu")),))
         call = replace(
-            Module().call(), tensors=[x], is_compared=True, may_capture=False,
+            Module().call(), tensors=[x], is_compared=True, policy=ANYTHING.uncaptured(),
             key=GraphKey(signature, Role.VAE_DECODE, "model" * 8, "fake"),
         )  # fmt: skip
         before = len(self.device.ran)
@@ -213,10 +214,10 @@ def test_calls_whose_weights_are_not_on_the_device_are_compared_for_themselves()
     blocker = BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are on cpu and cuda")
     assert [rig.run() for _ in range(5)] == [*TURNS, "compiled"]
     rig.device.takes["compiled"] = 3.0  # most blocks lack their weights and run as they are
-    assert [rig.run(capture_blocker=blocker) for _ in range(5)] == [*TURNS, "original"]
+    assert [rig.run(policy=ANYTHING.once(blocker)) for _ in range(5)] == [*TURNS, "original"]
     assert rig.run() == "compiled"
     other = BypassReason(BypassCode.CAPTURE_FAILED, "a stream is captured")
-    assert rig.run(capture_blocker=other) == "compiled"
+    assert rig.run(policy=ANYTHING.once(other)) == "compiled"
 
 
 def test_torchs_settings_are_compared_for_themselves() -> None:
@@ -262,7 +263,7 @@ def test_a_call_without_memory_goes_on_as_before_and_is_not_timed() -> None:
 def test_a_call_that_has_to_run_eagerly_says_its_own_reason() -> None:
     rig = Rig(1.0, 2.0)
     with expect(rig.cache, {"gradient": 2}, eager_calls=2):
-        assert [rig.run(forward_bypass=GRADIENT) for _ in range(2)] == ["original"] * 2
+        assert [rig.run(policy=ANYTHING.eager(GRADIENT)) for _ in range(2)] == ["original"] * 2
     rig.settle()
 
 
@@ -271,7 +272,7 @@ def test_a_call_that_has_to_run_eagerly_is_no_time_of_the_original() -> None:
     rig = Rig(2.0, 1.0)
     rig.run()
     rig.device.takes["original"] = 9.0
-    assert [rig.run(forward_bypass=GRADIENT) for _ in range(2)] == ["original"] * 2
+    assert [rig.run(policy=ANYTHING.eager(GRADIENT)) for _ in range(2)] == ["original"] * 2
     rig.device.takes["original"] = 1.0
     assert [rig.run() for _ in TURNS[1:]] == TURNS[1:]
     assert rig.run() == "original"
@@ -334,7 +335,7 @@ def test_a_captured_call_is_compared_by_its_replays() -> None:
     ran = list[str]()
     for _ in range(5):
         before = rig.cache.stats.snapshot()
-        rig.run(may_capture=True)
+        rig.run(policy=ANYTHING)
         after = rig.cache.stats.snapshot()
         ran += [name for name in ("captures", "replays", "eager_calls") if after[name] > before[name]]
     assert ran == ["captures", "eager_calls", "replays", "eager_calls", "replays"]
@@ -391,7 +392,7 @@ def test_a_step_that_is_left_alone_stays_so_while_weights_stream() -> None:
     rig = Rig(2.0, 1.0)
     prompts_behind(rig)
     blocker = BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are on cpu and cuda")
-    assert steps_of(rig, "compiled", 3, capture_blocker=blocker) == ["original"] * 3
+    assert steps_of(rig, "compiled", 3, policy=ANYTHING.once(blocker)) == ["original"] * 3
 
 
 def test_no_step_runs_its_original_only_to_be_measured() -> None:
@@ -477,11 +478,11 @@ def test_a_step_with_other_inputs_is_compared_with_itself() -> None:
 
 def test_a_step_that_does_more_than_its_key_says_is_not_timed() -> None:
     """Another node patches some blocks, which cost more then."""
-    patched = {"capture_blocker": BypassReason(BypassCode.OBSERVED_INPUT, "another node patches the model")}
+    patched = ANYTHING.once(BypassReason(BypassCode.OBSERVED_INPUT, "another node patches the model"))
     rig = Rig(0.5, 1.0)
     steps_of(rig, "original", ORIGINALS)
     rig.device.takes["compiled"] = 1.3
-    steps_of(rig, "compiled", 2 * STEPS, **patched)
+    steps_of(rig, "compiled", 2 * STEPS, policy=patched)
     rig.device.takes["compiled"] = 0.5
     assert steps_of(rig, "compiled", 2 * STEPS) == ["compiled"] * 2 * STEPS
 
