@@ -337,7 +337,7 @@ export default {
   "2. Press **Run**. The first shape compiles, the other two compile **nothing**.": "2. **実行**を押します。最初の形だけコンパイルし、残り 2 つは**コンパイルしません**。",
   "3. **DeepCache** shows \"6 steps, all full: 8 steps or fewer leave nothing to skip\". From 9 **steps** on it skips.": "3. **DeepCache** は「6 ステップ、すべて完全：8 ステップ以下では省けるものがありません」と示します。9 **ステップ**から省きます。",
   "## Text to image with OneFlow": "## OneFlow によるテキストから画像",
-  "1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements-oneflow.txt** and an RTX 20, 30 or 40.": "1. チェックポイント（SD1.5、SDXL）を選びます。Python 3.10、**requirements-oneflow.txt**、RTX 20・30・40 が必要です。",
+  "1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements/oneflow.txt** and an RTX 20, 30 or 40.": "1. チェックポイント（SD1.5、SDXL）を選びます。Python 3.10、**requirements/oneflow.txt**、RTX 20・30・40 が必要です。",
   "2. Press **Run**. OneFlow builds a graph for this size after the first step and the first decode.": "2. **実行**を押します。OneFlow は最初のステップと最初のデコードの後に、このサイズのグラフを作ります。",
   "3. Each new size builds its own graph. It stays until ComfyUI restarts, so the same size builds nothing again.": "3. 新しいサイズごとにグラフを作り、ComfyUI の再起動まで残るので、同じサイズでは作り直しません。",
   "## One model, five sizes": "## 1 つのモデル、5 つのサイズ",

@@ -337,7 +337,7 @@ export default {
   "2. Press **Run**. The first shape compiles, the other two compile **nothing**.": "2. 按下**執行**。第一種尺寸會編譯，另外兩種**無需**編譯。",
   "3. **DeepCache** shows \"6 steps, all full: 8 steps or fewer leave nothing to skip\". From 9 **steps** on it skips.": "3. **DeepCache** 顯示「6 步，全部完整：8 步或更少時沒有可略過的」。從 9 **步**起才會略過。",
   "## Text to image with OneFlow": "## 使用 OneFlow 的文生圖",
-  "1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements-oneflow.txt** and an RTX 20, 30 or 40.": "1. 選擇檢查點：SD1.5 或 SDXL。需要 Python 3.10、**requirements-oneflow.txt** 和 RTX 20、30 或 40。",
+  "1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements/oneflow.txt** and an RTX 20, 30 or 40.": "1. 選擇檢查點：SD1.5 或 SDXL。需要 Python 3.10、**requirements/oneflow.txt** 和 RTX 20、30 或 40。",
   "2. Press **Run**. OneFlow builds a graph for this size after the first step and the first decode.": "2. 按下**執行**。OneFlow 在第一步和第一次解碼之後為此尺寸建構圖。",
   "3. Each new size builds its own graph. It stays until ComfyUI restarts, so the same size builds nothing again.": "3. 每個新尺寸都會建構自己的圖，並保留到 ComfyUI 重新啟動，因此相同尺寸不會再次建構。",
   "## One model, five sizes": "## 一個模型，五種尺寸",

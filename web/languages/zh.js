@@ -337,7 +337,7 @@ export default {
   "2. Press **Run**. The first shape compiles, the other two compile **nothing**.": "2. 点击**运行**。第一种尺寸会编译，另外两种**无需**编译。",
   "3. **DeepCache** shows \"6 steps, all full: 8 steps or fewer leave nothing to skip\". From 9 **steps** on it skips.": "3. **DeepCache** 显示“6 步，全部完整：8 步或更少时没有可跳过的”。从 9 **步**起才会跳过。",
   "## Text to image with OneFlow": "## 使用 OneFlow 的文生图",
-  "1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements-oneflow.txt** and an RTX 20, 30 or 40.": "1. 选择检查点：SD1.5 或 SDXL。需要 Python 3.10、**requirements-oneflow.txt** 和 RTX 20、30 或 40。",
+  "1. Choose your checkpoint: SD1.5 or SDXL. It needs Python 3.10, **requirements/oneflow.txt** and an RTX 20, 30 or 40.": "1. 选择检查点：SD1.5 或 SDXL。需要 Python 3.10、**requirements/oneflow.txt** 和 RTX 20、30 或 40。",
   "2. Press **Run**. OneFlow builds a graph for this size after the first step and the first decode.": "2. 点击**运行**。OneFlow 在第一步和第一次解码之后为此尺寸构建图。",
   "3. Each new size builds its own graph. It stays until ComfyUI restarts, so the same size builds nothing again.": "3. 每个新尺寸都会构建自己的图，并保留到 ComfyUI 重启，因此相同尺寸不会再次构建。",
   "## One model, five sizes": "## 一个模型，五种尺寸",
