@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-_ONE = re.compile(r"\b1 (region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node)s\b")
+_ONE = re.compile(
+    r"\b1 (region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node|"
+    r"call|replay|eager call|region compile|region load)s\b"
+)
 
 Words = str | dict[str, Any]
 

@@ -9,6 +9,7 @@ from comfy_api.latest import io
 from ..compile_cache.errors import UserError
 from ..compile_cache.texts import Text
 from ..compile_cache.warm_up_plan import CFG, MAX_CFG, MIN_TILE, OVERLAP, plan, table
+from .adapters.comfyui import switch
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.warm_up.run import WarmUpInputs, skipped_inputs, warm_up
@@ -84,6 +85,8 @@ class WarmUp(io.ComfyNode):
         overlap: int = OVERLAP,
     ) -> io.NodeOutput:
         """Raises UserError if an input cannot be read, or if none of the connected inputs can be warmed up."""
+        if switch.is_off(cls.hidden.unique_id):  # nothing before it is compiled
+            return io.NodeOutput(model, vae, control_net, switch.IS_OFF, ui=on_node(switch.IS_OFF))
         require_numbers(cfg=cfg)
         if 0 < tile_size < MIN_TILE:
             raise UserError(

@@ -14,14 +14,15 @@ from ..stats import SHORT_WAIT
 from ..texts import Text, words_of
 from .misses import FIRST, SINCE
 from .reason_texts import because, in_short
-from .run_summary import SAID, Run, came_text, time_text
+from .run_summary import NOW_COMPILED, SAID, Run, time_text
 
 _MAX_REASONS = 4
+_LEAST_GAIN = 1.05  # to be said
 _MAX_NEW_SIGNATURES = 3
 # Texts of events of kind load: before the first model of a process, and before each other one.
 BACKEND, MODEL = "the backend", "the model's blocks"
 # Fields and counters of a run in `GET /resolute/runs`.
-_AS_IT_IS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped")
+_AS_IT_IS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped", "came")
 _COUNTED = (
     "replays", "original_replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads",
     "verifications",
@@ -50,7 +51,7 @@ class Row:
 
 
 def status(run: Run, measured: Text | None = None) -> Text:
-    """The result in up to three lines, as the node shows it: "384x256, batch 2: no compile needed, 21 ms/step".
+    """The result in up to three lines, as the node shows it: "384x256, batch 2: Compiled, 21 ms/step".
 
     measured: what *Measure against stock* found for this model and size. A run without a wait shows it below.
     """
@@ -66,6 +67,8 @@ def lines(run: Run) -> list[str]:
         return [Text("not compiled: {why}", why=run.why_no_calls)]
     result: list[str] = [Text.joined(", ", _results(run))]
     result += [", ".join(text.partition(":")[0] for text in run.formats)] if run.formats else []
+    if run.on_cpu and not (run.is_plain and not run.ran_originals) and run.role == Role.UNET.value:
+        result.append(Text("On a CPU Resolute brings no speed"))
     if run.why_eager:
         return [*result, Text("backend: {why}", why=run.why_eager)]
     return result + [_streams(run) or in_short(code) for code in run.bypasses][:1]
@@ -168,9 +171,9 @@ def _results(run: Run) -> list[str]:
         return [*done, _stop(run, Text("stopped"))]
     waits = [Text("ComfyUI's own blocks as one CUDA graph")] if run.counts.get("original_replays", 0) else []
     waits = waits or ([Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else [])
-    done = [came_text(run.came), *done] if run.came else [*done, *waits]
+    done = [NOW_COMPILED, *done] if run.came else [*done, *waits]
     if not (run.came or waits or any(run.counts.get(name, 0) for name in SAID.values())):
-        done.insert(0, Text("no compile needed") if answered else Text("ran uncompiled"))
+        done.insert(0, Text("Compiled") if answered else Text("ran uncompiled"))
     return [*done, *_speed(run)]
 
 
@@ -182,6 +185,12 @@ def _speed(run: Run) -> list[str]:
     seconds = run.seconds_without_waits
     if run.role == Role.CONTROLNET.value or not seconds:
         return []
+    compiled, original = run.times or (0.0, 0.0)
+    if run.came and run.steps and original >= _LEAST_GAIN * compiled > 0:
+        calls = sum(run.counts.get(name, 0) for name in ("replays", "graph_calls", "eager_calls")) / run.steps
+        values = {"time": time_text(calls * compiled), "times": f"{original / compiled:.1f}"}
+        text = "{time} a step, {times} times as fast as ComfyUI's own blocks ({original})"
+        return [Text(text, original=time_text(calls * original), **values)]
     return [Text("{time}/step", time=time_text(seconds / run.steps))] if run.steps else [time_text(seconds)]
 
 
@@ -199,8 +208,15 @@ def _loads(run: Run, what: str) -> list[float]:
 
 
 def kept(done: int, total: int) -> Text:
-    """Said where a compile was cancelled. done: regions that are compiled."""
-    return Text("stopped; {done} of {total} are kept", done=done, total=total)
+    """Said where a prompt was cancelled that waited for a compile. done: regions that are compiled."""
+    return Text("stopped; compiling goes on, {done} of {total} regions are there", done=done, total=total)
+
+
+def failed_text(reasons: Sequence[str]) -> Text | None:
+    """How many regions have no code in the end, and why the first one has none."""
+    if not reasons:
+        return None
+    return Text("{count} regions could not be compiled: {why}", count=len(reasons), why=reasons[0])
 
 
 def counted(counts: Mapping[str, int]) -> dict[str, Text]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import comfy.model_management
@@ -16,17 +17,17 @@ import comfy.utils
 from comfy_execution.progress import get_progress_state
 
 from ....compile_cache.calls.rows import kept
-from ....compile_cache.calls.run_summary import came_text
+from ....compile_cache.calls.run_summary import NOW_COMPILED
 from ....compile_cache.texts import Text, words_of
 from . import coming_progress
 from .call_bar import CallBar
 from .coming_progress import coming, rounded
-from .messages import broadcast, prompt_runs, show_on_node
+from .messages import broadcast, prompt_runs, running_workflow, show_on_node
 
 logger = logging.getLogger(__name__)
 
 _TICK = 0.2  # seconds between two looks at the clock and at Cancel
-_QUIET = 0.5  # seconds of loading before a text says so: most loads are faster
+_QUIET = 1.0  # seconds of loading before a text says so, and without a wait until none says what is waited for
 
 # Regions by compile node and by what they are for: how many are ready, and of how many. A prompt's count together.
 _counts: dict[tuple[str, str], tuple[int, int]] = {}
@@ -50,13 +51,14 @@ class CompileProgress:
         self._doing, self._waiting = doing, waiting
         self._count = (0, 0)
         self._loading: int | None = None  # regions; None while some are compiled
+        self._waited, self._moved, self._since = 0.0, 0.0, 0.0  # the clock, when it last moved, and where loading began
         self._shown = "", 0
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
         self.of_call: CallBar | None = None  # while a call runs that may take long
         self._part = node_id, doing
         self.is_waiting = self._part in coming_progress.unfinished
-        self.came = 0  # regions, if one did in this run
+        self.came = False  # in this run
 
     @property
     def count(self) -> tuple[int, int]:
@@ -66,11 +68,14 @@ class CompileProgress:
     def show_result(self, text: str) -> None:
         """The result of a run, with those of the node's other parts: a loader compiles a model and a VAE."""
         coming_progress.run_ends(self._part)
+        self._show(text)
+
+    def _show(self, text: str, workflow: str | None = None) -> None:
         if self.node_id is None:
             return
         results = _results.setdefault(self.node_id, {})
         results[self._doing] = text
-        show_on_node(Text.joined("\n", results.values()), self.node_id)
+        show_on_node(Text.joined("\n", results.values()), self.node_id, workflow)
 
     def set_total(self, ready: int, regions: int) -> None:
         """The node runs, and so many of its regions are ready. The bar of the other nodes counts them too."""
@@ -86,20 +91,21 @@ class CompileProgress:
     def begin_run(self) -> None:
         """A sampling run or a decode begins. Seconds count from the first one of its prompt."""
         global _clock
-        self.came = 0
+        self.came = False
         if _clock[0] != (prompt := get_progress_state().prompt_id):
             _clock = prompt, self._waiting()
 
     def waits(self, gain: Callable[[], float | None] | None = None) -> None:
         """A call ran originals in place of code that is being compiled. gain: see `coming_progress.waits`."""
-        self.is_waiting, self.came = True, 0
-        coming_progress.waits(self._part, _lacking, gain)
+        self.is_waiting, self.came = True, False
+        workflow = running_workflow()
+        coming_progress.waits(self._part, _lacking, gain, lambda text: self._show(text, workflow))
 
-    def has_come(self, regions: int) -> None:
+    def has_come(self) -> None:
         """A call ran all its regions compiled, after calls that waited."""
-        self.is_waiting, self.came = False, regions
+        self.is_waiting, self.came = False, True
         coming_progress.has_come(self._part)
-        show_on_node(came_text(regions), self.node_id)
+        show_on_node(NOW_COMPILED, self.node_id)
 
     def raise_if_cancelled(self) -> None:
         """Raise ComfyUI's own interruption if the user pressed Cancel."""
@@ -138,7 +144,7 @@ class CompileProgress:
 
     def loading(self, regions: int) -> None:
         """Regions are being loaded from disk; 0 while the backend itself is loaded."""
-        self._loading = regions
+        self._loading, self._since = regions, self._waiting()
         self._ticker = self._ticker or _Ticker(self._tick, delay=_QUIET)
 
     def finish(self) -> None:
@@ -149,6 +155,8 @@ class CompileProgress:
                 done, total = self.count
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
                 show_on_node(kept(done, total) if stopped else self._doing, self.node_id)
+                if stopped:
+                    coming_progress.goes_on(_lacking)
             broadcast("idle")
         if self._bar is not None:
             self._bar = None
@@ -161,9 +169,20 @@ class CompileProgress:
         self._shown = "", 0
 
     def _tick(self) -> None:
-        """Show the text again if it changed."""
+        """Show the text again if it changed; while the clock stands still, what the node does."""
         done, total = self.count if self._loading is None else (0, self._loading)
-        seconds = self._waiting() - _clock[1]
+        waited, now = self._waiting(), time.monotonic()
+        if waited != self._waited:
+            self._waited, self._moved = waited, now
+        seconds = waited - _clock[1]
+        if self._loading is not None and waited - self._since < _QUIET:
+            return
+        if now - self._moved > _QUIET:
+            if self._shown[0]:
+                self._shown = "", 0
+                show_on_node(self._doing, self.node_id)
+                broadcast("idle")
+            return
         text = self._text(done, total, seconds) if self._loading is None else _loading(total, seconds)
         if (text, done) != self._shown:
             self._shown = text, done
@@ -173,7 +192,7 @@ class CompileProgress:
 
     def _text(self, done: int, total: int, seconds: float) -> Text:
         if comfy.model_management.processing_interrupted():
-            return Text("stops when this region is compiled; {done} of {total} are kept", done=done, total=total)
+            return Text("stops when this region is compiled")
         whole = round(seconds)
         text = Text(
             "compiling {number} of {total}, {seconds} s", number=min(done + 1, total), total=total, seconds=whole

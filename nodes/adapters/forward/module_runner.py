@@ -96,6 +96,7 @@ class ModuleRunner:
             "structure": runtime.record_of(module).structure(),
             "formats": tuple(text for each in programs for text in formats_in_words(*each)),
             "step_bytes": self.weights.paged.step_bytes(),
+            "times": runtime.cache().whole_calls.times_of(self.owner),
         }
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
@@ -138,7 +139,7 @@ class ModuleRunner:
         elif counters.waiting_calls != waiting or self._stand_in is not None:
             self.progress.waits()
         elif self.progress.is_waiting and counters.eager_calls == eager:
-            self.progress.has_come(program.regions[0])
+            self.progress.has_come()
         return result
 
     def _may_wait(self) -> bool:

@@ -130,5 +130,6 @@ class SessionLog:
             file=self._file,
             is_warm_up=is_warm_up,
             why_eager=self._why_eager,
+            on_cpu=runtime.device().type == "cpu",
             **self._facts(),
         )

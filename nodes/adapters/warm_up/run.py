@@ -61,11 +61,15 @@ def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = N
         raise UserError(" ".join(["Nothing can be warmed up.", *skipped_inputs(inputs)]))
     bar = comfy.utils.ProgressBar(len(tasks), node_id=node_id)
     outcomes, started = [], time.perf_counter()
-    for number, task in enumerate(tasks):
-        comfy.model_management.throw_exception_if_processing_interrupted()
-        _say(_warming(task, number + 1, len(tasks)), node_id)
-        outcomes.append(_run_task(task))
-        bar.update(1)
+    try:
+        for number, task in enumerate(tasks):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            _say(_warming(task, number + 1, len(tasks)), node_id)
+            outcomes.append(_run_task(task))
+            bar.update(1)
+    except comfy.model_management.InterruptProcessingException:
+        _say(Text("warm-up stopped: {done} of {count} are done", done=len(outcomes), count=len(tasks)), node_id)
+        raise
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in (READY, WARMED, FAILED)}
     text = Text("warm-up: {ready} ready, {warmed} warmed, {failed} failed", **counts)
     _say(text, node_id)
