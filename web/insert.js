@@ -38,6 +38,18 @@ function isCompiled(graph, { origin, slot }, kind) {
   return false;
 }
 
+// Links into samplers and decodes: how many there are, and how many of them come from no compile node.
+export function placesIn(app) {
+  const found = { all: 0, bare: 0 };
+  for (const graph of app.graph ? graphsOf(app.graph) : [])
+    for (const kind of Object.keys(KINDS))
+      for (const place of places(graph, kind)) {
+        found.all += 1;
+        found.bare += !isCompiled(graph, place, kind);
+      }
+  return found;
+}
+
 function insert(graph, kind, group) {
   const { origin, slot, target } = group[0];
   const node = newNode(graph, KINDS[kind].type, ([width]) => [target.pos[0] - width - GAP, target.pos[1]]);
@@ -68,7 +80,7 @@ export function addToWorkflow(app, t) {
   });
   if (!found) throw new Error(t("This workflow has no sampler and no decode to compile."));
   const all = [...made.MODEL, ...made.VAE];
-  if (!all.length) return t("Every sampler and decode of this workflow is compiled already.");
+  if (!all.length) return t("Resolute is already in this workflow.");
   const shown = all.filter((node) => node.graph === app.canvas.graph);
   bringIntoView(app, shown);
   const elsewhere = all.filter((node) => !shown.includes(node));

@@ -19,7 +19,8 @@ going_on: dict[str, dict[str, Any]] = {}
 def show_on_node(text: str, node_id: str | None, workflow: str | None = None) -> None:
     """Put a text on a node; the front end replaces the one that was there. Does nothing without a server.
 
-    workflow: the id of the node's; None is that of the running prompt. The words of a Text go before it, since ComfyUI's message has room for a plain string only.
+    workflow: the id of the node's; None is that of the running prompt. The words of a Text go before it, since
+    ComfyUI's message has room for a plain string only.
     """
     server = _server()
     pack: Any = sys.modules.get(__name__.rpartition(".nodes.")[0])
