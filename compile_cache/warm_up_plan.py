@@ -122,7 +122,7 @@ def _entries(name: str, text: str, example: str) -> list[str]:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """One line for each item that was not ready, and a summary."""
+    """One line per item, and a summary."""
     rows = list(outcomes)
     wide = 2 + max([5, *(len(row.item) for row in rows)])  # as narrow as it can be: the node shows it
     lines = [f"{'shape':<{wide}}{'what':<7}{'state':<8}{'seconds':>8}{'MiB':>7}  detail"]
@@ -130,7 +130,6 @@ def table(outcomes: Iterable[Outcome]) -> str:
         f"{row.item:<{wide}}{row.what:<7}{row.state:<8}{row.seconds:>8.2f}{row.bytes / 2**20:>7.1f}  "
         f"{row.detail}".rstrip()
         for row in rows
-        if row.state != READY
     ]
     counts = {state: sum(row.state == state for row in rows) for state in STATES}
     summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)

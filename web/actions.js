@@ -22,8 +22,9 @@ export class Actions {
     const over = new AbortController();
     const isDone = await live.ended(() => answer.prompt_id, over.signal).finally(() => over.abort());
     if (!isDone) return t("The warm-up was cancelled.");
-    const { sizes, took } = live.warmed ?? {};
-    return sizes ? t("Ready: {sizes}, {seconds}", { sizes: sizes.join(", "), seconds: seconds(took) }) : t("Ready.");
+    const ran = live.runs.filter((run) => run.prompt_id === answer.prompt_id);
+    const sizes = [...new Set(ran.map((run) => run.size))].join(", ");
+    return t("Ready: {sizes}, {seconds}", { sizes, seconds: seconds(ran.reduce((sum, run) => sum + run.seconds, 0)) });
   }
 
   turn() {

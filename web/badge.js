@@ -26,7 +26,8 @@ export function addBadge(app, live, t, category, open) {
   const button = element("button", { class: "resolute-badge", type: "button", onclick: open }, dot, text);
   const tell = (detail) => app.extensionManager.toast?.add?.({ severity: "info", summary: "Resolute", detail, life: 6000 });
   const onclick = () => tell(addToWorkflow(app, t));
-  const add = element("button", { class: "resolute-badge resolute-badge-add", type: "button", onclick }, t("Add"));
+  const title = t("Add Resolute to this workflow");
+  const add = element("button", { class: "resolute-add", type: "button", title, onclick }, t("Add"));
   const update = () => {
     const { text: shown, look, isWhole } = stateOf(app, live, t, category, live.readySizes ? t("ready") : t("on"));
     const full = isWhole ? shown : `Resolute: ${shown}`;

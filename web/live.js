@@ -14,7 +14,6 @@ export class Live extends EventTarget {
     this.measured = new Set(); // ids of those that a measurement ran without it
     this.working = null; // {text, words, done, total} while something compiles or loads
     this.coming = null; // {text, words, left} while regions are compiled behind the picture
-    this.warmed = null; // {sizes, took} of the last warm-up
     this.problem = ""; // why the server does not answer
     this.timer = 0;
     api.addEventListener("resolute", ({ detail }) => this.receive(detail));
@@ -50,7 +49,6 @@ export class Live extends EventTarget {
       if (message.left) return;
     }
     this.working = null;
-    if (message.kind === "warmed") this.warmed = message;
     if (message.kind === "run") this.runs = [...this.runs, message.run].slice(-60);
     this.changed();
     clearTimeout(this.timer);

@@ -169,6 +169,7 @@ export class Panel {
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });
     const off = isOff(this.app);
+    this.switch.hidden = !isIn(this.app, this.category);
     this.switch.setAttribute("aria-checked", String(!off));
     this.switch.textContent = off ? t("Resolute is off for this workflow") : t("Resolute is on for this workflow");
     const { all, bare } = placesIn(this.app);

@@ -7,9 +7,7 @@ from statistics import median
 from typing import Any
 
 from ..texts import Text
-from .rows import ROLES, totals
-
-_LEAST_GAIN = 1.05  # of a measurement, to be said
+from .rows import LEAST_GAIN, ROLES, totals
 
 
 def report(data: Mapping[str, Any]) -> Text:
@@ -32,8 +30,8 @@ def report(data: Mapping[str, Any]) -> Text:
 def _verdict(data: Mapping[str, Any]) -> Iterable[str]:
     """What was measured in short: "Fast: 1.8 times stock at 3 sizes". Then what failed."""
     ratios = [each["stock_seconds"] / each["seconds"] for each in data["measurements"]]
-    fast = [each for each in ratios if each >= _LEAST_GAIN]
-    slow = [each["size"] for each, ratio in zip(data["measurements"], ratios, strict=True) if ratio <= 1 / _LEAST_GAIN]
+    fast = [each for each in ratios if each >= LEAST_GAIN]
+    slow = [each["size"] for each, ratio in zip(data["measurements"], ratios, strict=True) if ratio <= 1 / LEAST_GAIN]
     if fast:
         yield Text("Fast: {times} times stock at {count} sizes", times=f"{median(fast):.1f}", count=len(fast))
     if slow:
@@ -82,7 +80,7 @@ def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     wide = 2 + max(len(size_of(entry)) for entry in entries)
     return ["", f"{'size':<{wide}}{'what':<12}{'backend':<10}{'hits':>5}{'MiB':>8}"] + [
-        f"{size_of(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
+        f"{size_of(entry):<{wide}}{ROLES.get(entry['role'], entry['role']):<12}{entry['backend']:<10}{entry['hits']:>5}"
         f"{entry['bytes'] / 2**20:>8.1f}"
         for entry in entries
     ]
@@ -91,7 +89,3 @@ def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 def size_of(entry: Mapping[str, Any]) -> str:
     """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
     return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))
-
-
-def _role(entry: Mapping[str, Any]) -> str:
-    return ROLES.get(entry["role"], str(entry["role"]))

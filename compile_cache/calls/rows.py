@@ -17,7 +17,7 @@ from .reason_texts import because, in_short
 from .run_summary import NOW_COMPILED, SAID, Run, time_text
 
 _MAX_REASONS = 4
-_LEAST_GAIN = 1.05  # to be said
+LEAST_GAIN = 1.05  # to be said
 _MAX_NEW_SIGNATURES = 3
 # Texts of events of kind load: before the first model of a process, and before each other one.
 BACKEND, MODEL = "the backend", "the model's blocks"
@@ -56,6 +56,8 @@ def status(run: Run, measured: Text | None = None) -> Text:
     measured: what *Measure against stock* found for this model and size. A run without a wait shows it below.
     """
     first, *more = lines(run)
+    if run.on_cpu and run.role == Role.UNET.value and not run.stopped and (run.ran_originals or not run.is_plain):
+        more.append(Text("On a CPU Resolute brings no speed"))
     if not run.why_no_calls:
         first = Text("{size}: {result}", size=run.size, result=first)
     return Text.joined("\n", [first, measured] if measured is not None and run.is_plain else [first, *more])
@@ -67,8 +69,6 @@ def lines(run: Run) -> list[str]:
         return [Text("not compiled: {why}", why=run.why_no_calls)]
     result: list[str] = [Text.joined(", ", _results(run))]
     result += [", ".join(text.partition(":")[0] for text in run.formats)] if run.formats else []
-    if run.on_cpu and not (run.is_plain and not run.ran_originals) and run.role == Role.UNET.value:
-        result.append(Text("On a CPU Resolute brings no speed"))
     if run.why_eager:
         return [*result, Text("backend: {why}", why=run.why_eager)]
     return result + [_streams(run) or in_short(code) for code in run.bypasses][:1]
@@ -87,9 +87,7 @@ def reasons(run: Run) -> list[Text]:
 
 def marks(run: Run) -> list[Text]:
     """Labels that set a run apart, for its line in the panel."""
-    labels = [Text("warm-up")] if run.is_warm_up else []
-    labels += [Text("cancelled")] if run.stopped else []
-    return labels + [Text("loading the backend, {time}", time=time_text(each)) for each in _loads(run, BACKEND)]
+    return [Text("warm-up")] * run.is_warm_up + [Text("cancelled")] * run.stopped
 
 
 def plain(run: Run) -> dict[str, Any]:
@@ -166,9 +164,9 @@ def _results(run: Run) -> list[str]:
     done = [row.text for row in _work(run) if row.is_result]
     answered = run.counts.get("replays", 0) + run.counts.get("graph_calls", 0)
     if not answered and not run.counts.get("eager_calls", 0):  # cancelled, or failed
-        return [*done, _stop(run, Text("stopped in the first step"))]
+        return [*done, Text("stopped in the first step")]
     if run.stopped:
-        return [*done, _stop(run, Text("stopped"))]
+        return [*done, Text("stopped")]
     waits = [Text("ComfyUI's own blocks as one CUDA graph")] if run.counts.get("original_replays", 0) else []
     waits = waits or ([Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else [])
     done = [NOW_COMPILED, *done] if run.came else [*done, *waits]
@@ -177,16 +175,12 @@ def _results(run: Run) -> list[str]:
     return [*done, *_speed(run)]
 
 
-def _stop(run: Run, text: Text) -> Text:
-    return kept(*run.regions) if run.regions[0] < run.regions[1] and not run.ran_originals else text
-
-
 def _speed(run: Run) -> list[str]:
     seconds = run.seconds_without_waits
     if run.role == Role.CONTROLNET.value or not seconds:
         return []
     compiled, original = run.times or (0.0, 0.0)
-    if run.came and run.steps and original >= _LEAST_GAIN * compiled > 0:
+    if run.came and run.steps and original >= LEAST_GAIN * compiled > 0:
         calls = sum(run.counts.get(name, 0) for name in ("replays", "graph_calls", "eager_calls")) / run.steps
         values = {"time": time_text(calls * compiled), "times": f"{original / compiled:.1f}"}
         text = "{time} a step, {times} times as fast as ComfyUI's own blocks ({original})"
@@ -205,11 +199,6 @@ def _loads(run: Run, what: str) -> list[float]:
 
 
 # --- the cache --------------------------------------------------------------------------------------------------
-
-
-def kept(done: int, total: int) -> Text:
-    """Said where a prompt was cancelled that waited for a compile. done: regions that are compiled."""
-    return Text("stopped; compiling goes on, {done} of {total} regions are there", done=done, total=total)
 
 
 def failed_text(reasons: Sequence[str]) -> Text | None:

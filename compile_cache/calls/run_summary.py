@@ -31,8 +31,8 @@ class Run:
     without the negative prompt's half. steps: 0 where there are none. started: Unix seconds. seconds: the whole run;
     waited: of these, compiling, loading and capturing; waits: the same seconds one by one. beside: the waits of
     ControlNets meanwhile, which have runs of their own. counts: how far the counters rose. events: of this time.
-    stopped: the user cancelled it. regions: how many of the prompt's regions are compiled.
-    why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
+    stopped: the user cancelled it. why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a
+    side of one latent cell.
     structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
     formats: what computes its quantized weights: "int8_tensorwise products".
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
@@ -62,7 +62,6 @@ class Run:
     waits: tuple[Event, ...] = ()
     beside: tuple[Event, ...] = ()
     stopped: bool = False
-    regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
     why_eager: str = ""

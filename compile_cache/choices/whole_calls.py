@@ -216,9 +216,8 @@ class WholeCalls:
         """Seconds of a module's latest call, compiled and as it is, if calls that came anyway told both."""
         self._read(wait=False)
         trial = self._tuner.get(*self._latest[owner]) if owner in self._latest else None
-        if trial is None or not {COMPILED, ORIGINAL} <= trial.seconds.keys():
-            return None
-        return trial.seconds[COMPILED], trial.seconds[ORIGINAL]
+        seconds = {} if trial is None else trial.seconds
+        return (seconds[COMPILED], seconds[ORIGINAL]) if {COMPILED, ORIGINAL} <= seconds.keys() else None
 
     def measure_again(self) -> None:
         """Compare every call again, whatever this process or an earlier one found. From any thread, between calls.

@@ -123,7 +123,7 @@ class TestFree:
         bench.client.run(prompt)
         answers = [bench.client.post("/resolute/free") for _ in range(2)]  # no body is needed
         assert [(answer["state"], answer["bytes"], answer["text"]) for answer in answers] == [
-            ("nothing", 0, "Nothing was held.")
+            ("nothing", 0, "No captures to free.")
         ] * 2
         again = bench.client.run(prompt)
         assert set(dict(again["status"]["messages"])["execution_cached"]["nodes"]) == set(prompt)

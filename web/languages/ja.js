@@ -18,7 +18,7 @@ export default {
   "Try again": "もう一度試す",
   "What could not be compiled is compiled again.": "コンパイルできなかった部分をもう一度コンパイルします。",
   "not in this workflow": "このワークフローにはありません",
-  "stopped; compiling goes on, {done} of {total} regions are there": "停止しました。コンパイルは続き、{total} リージョン中 {done} 件が完了",
+  "stopped; {done} of {total} regions are compiled": "停止しました。{total} リージョン中 {done} 件がコンパイル済み",
   "stops when this region is compiled": "このリージョンのコンパイル後に停止します",
   "warm-up stopped: {done} of {count} are done": "ウォームアップを停止：{count} 件中 {done} 件が完了",
   "{count} regions could not be compiled: {why}": "{count} リージョンをコンパイルできませんでした：{why}",

@@ -18,7 +18,7 @@ export default {
   "Try again": "重試",
   "What could not be compiled is compiled again.": "重新編譯未能編譯的部分。",
   "not in this workflow": "不在此工作流程中",
-  "stopped; compiling goes on, {done} of {total} regions are there": "已停止；編譯繼續進行，{total} 個區域中已有 {done} 個",
+  "stopped; {done} of {total} regions are compiled": "已停止；{total} 個區域中已編譯 {done} 個",
   "stops when this region is compiled": "此區域編譯完後停止",
   "warm-up stopped: {done} of {count} are done": "預熱已停止：完成 {count} 項中的 {done} 項",
   "{count} regions could not be compiled: {why}": "{count} 個區域無法編譯：{why}",

@@ -18,7 +18,7 @@ export default {
   "Try again": "重试",
   "What could not be compiled is compiled again.": "重新编译未能编译的部分。",
   "not in this workflow": "不在此工作流中",
-  "stopped; compiling goes on, {done} of {total} regions are there": "已停止；编译继续进行，{total} 个区域中已有 {done} 个",
+  "stopped; {done} of {total} regions are compiled": "已停止；{total} 个区域中已编译 {done} 个",
   "stops when this region is compiled": "此区域编译完后停止",
   "warm-up stopped: {done} of {count} are done": "预热已停止：完成 {count} 项中的 {done} 项",
   "{count} regions could not be compiled: {why}": "{count} 个区域无法编译：{why}",

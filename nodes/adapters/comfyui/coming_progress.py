@@ -8,12 +8,11 @@ import threading
 from collections.abc import Callable
 
 from ....compile_cache.backends import registry
-from ....compile_cache.calls.rows import failed_text
+from ....compile_cache.calls.rows import LEAST_GAIN, failed_text
 from ....compile_cache.texts import Text, words_of
 from .messages import broadcast, prompt_runs, show_on_node
 
 _TICK = 0.5  # seconds between two looks
-_LEAST_GAIN = 1.05  # of a capture, to be said
 
 Part = tuple[str | None, str]  # a compile node, and what it does: "sampling"
 
@@ -90,7 +89,7 @@ def coming(more: int = 0) -> tuple[int, float | None]:
 def _text(doing: str, seconds: float | None, gain: Callable[[], float | None] | None) -> Text:
     if gain is None:
         now = Text("{doing} at ComfyUI's speed", doing=doing)
-    elif (times := gain() or 0.0) < _LEAST_GAIN:
+    elif (times := gain() or 0.0) < LEAST_GAIN:
         now = Text("ComfyUI's own blocks as one CUDA graph")
     else:
         now = Text("ComfyUI's own blocks as one CUDA graph ({times} times as fast)", times=f"{times:.1f}")

@@ -16,7 +16,6 @@ import comfy.model_management
 import comfy.utils
 from comfy_execution.progress import get_progress_state
 
-from ....compile_cache.calls.rows import kept
 from ....compile_cache.calls.run_summary import NOW_COMPILED
 from ....compile_cache.texts import Text, words_of
 from . import coming_progress
@@ -50,8 +49,8 @@ class CompileProgress:
         self.node_id = node_id
         self._doing, self._waiting = doing, waiting
         self._count = (0, 0)
-        self._loading: int | None = None  # regions; None while some are compiled
-        self._waited, self._moved, self._since = 0.0, 0.0, 0.0  # the clock, when it last moved, and where loading began
+        self._loads_since: float | None = None  # on the clock; None while regions are compiled
+        self._waited, self._moved = 0.0, 0.0  # the clock, and when it last moved
         self._shown = "", 0
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
@@ -132,9 +131,9 @@ class CompileProgress:
         if self.count != _logged:
             _logged = self.count
             logger.info("Resolute: %d of %d regions are compiled", *_logged)
-        if self._ticker is None or self._loading is not None:
+        if self._ticker is None or self._loads_since is not None:
             self._stop()
-            self._loading = None
+            self._loads_since = None
             self._ticker = _Ticker(self._tick)
         self._tick()  # at once: the next region may be compiled before the thread looks again
         if self.node_id is not None:
@@ -142,19 +141,18 @@ class CompileProgress:
             self._bar = self._bar or comfy.utils.ProgressBar(total, node_id=self.node_id)
             self._bar.update_absolute(done, total)
 
-    def loading(self, regions: int) -> None:
-        """Regions are being loaded from disk; 0 while the backend itself is loaded."""
-        self._loading, self._since = regions, self._waiting()
+    def loading(self) -> None:
+        """The backend is being loaded, and then regions from disk."""
+        self._loads_since = self._waiting()
         self._ticker = self._ticker or _Ticker(self._tick, delay=_QUIET)
 
     def finish(self) -> None:
         """The call is answered, or failed."""
         if self._ticker is not None:
             self._stop()
-            if self._loading is None:
-                done, total = self.count
+            if self._loads_since is None:
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
-                show_on_node(kept(done, total) if stopped else self._doing, self.node_id)
+                show_on_node(Text("stopped") if stopped else self._doing, self.node_id)
                 if stopped:
                     coming_progress.goes_on(_lacking)
             broadcast("idle")
@@ -170,12 +168,12 @@ class CompileProgress:
 
     def _tick(self) -> None:
         """Show the text again if it changed; while the clock stands still, what the node does."""
-        done, total = self.count if self._loading is None else (0, self._loading)
+        done, total = self.count if self._loads_since is None else (0, 0)
         waited, now = self._waiting(), time.monotonic()
         if waited != self._waited:
             self._waited, self._moved = waited, now
         seconds = waited - _clock[1]
-        if self._loading is not None and waited - self._since < _QUIET:
+        if self._loads_since is not None and waited - self._loads_since < _QUIET:
             return
         if now - self._moved > _QUIET:
             if self._shown[0]:
@@ -183,7 +181,7 @@ class CompileProgress:
                 show_on_node(self._doing, self.node_id)
                 broadcast("idle")
             return
-        text = self._text(done, total, seconds) if self._loading is None else _loading(total, seconds)
+        text = self._text(done, total, seconds) if total else Text("loading, {seconds} s", seconds=round(seconds))
         if (text, done) != self._shown:
             self._shown = text, done
             show_on_node(text, self.node_id)
@@ -222,12 +220,6 @@ class _Ticker:
         while not is_over:
             self._tick()
             is_over = self._ended.wait(_TICK)
-
-
-def _loading(regions: int, seconds: float) -> Text:
-    if regions:
-        return Text("loading {count} compiled regions, {seconds} s", count=regions, seconds=round(seconds))
-    return Text("loading the backend, {seconds} s", seconds=round(seconds))
 
 
 def _together(done: int, total: int) -> tuple[int, int]:

@@ -44,7 +44,7 @@ def on_node(*texts: str) -> dict[str, Any]:
 
 
 def broadcast(kind: str, **data: Any) -> None:
-    """Send an event to every open front end. kind: text, working, idle, run, freed or warmed; data: plain values."""
+    """Send an event to every open front end. kind: text, working, coming, idle, run or freed; data: plain values."""
     server = _server()
     if kind == "working" or data.get("left"):
         going_on[kind] = data

@@ -24,7 +24,6 @@ from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..report import runs
-from ..restart import shape_status
 from .call_description import CallDescription
 
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
@@ -77,13 +76,11 @@ class ModuleRunner:
     def _load_program(self, device: str) -> tuple[Program, str]:
         """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
         cache, module = runtime.cache(), self._loaded_module()
-        self.progress.loading(0)
+        self.progress.loading()
         name = self._request.backend.name
         with cache.stats.stall("load", BACKEND if name not in _loaded else MODEL, SHORT_WAIT):
             program, backend = runtime.program_for(module, self._request, device)
             _loaded.add(name)
-            model = runtime.fingerprint_of(module)
-            self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         return program, backend
 
     def _facts(self) -> dict[str, Any]:

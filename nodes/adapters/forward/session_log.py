@@ -123,7 +123,6 @@ class SessionLog:
             **changes,
             # Core ends a run in a `finally`, so what stopped it is being handled.
             stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
-            regions=self._progress.count,
             came=self._progress.came,
             why_no_calls=why_no_calls,
             cell=self._cell,

@@ -54,11 +54,7 @@ def report() -> dict[str, Any]:
     why = failed_text(reasons)
     return {
         **cache.report(),
-        "coming": {
-            "regions": regions,
-            "seconds": None if seconds is None else round(seconds, 1),
-            **going_on.get("coming", {}),
-        },
+        "coming": {"regions": regions, "seconds": seconds and round(seconds, 1), **going_on.get("coming", {})},
         "working": going_on.get("working"),
         "failed": {"regions": len(reasons), "text": why or "", "words": words_of(why or "")},
         "regions_ready": sum(registry.get(name).ready_regions() for name in registry.NAMES),
