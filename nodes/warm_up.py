@@ -52,8 +52,7 @@ class WarmUp(io.ComfyNode):
                     tooltip="Use your sampler's cfg. At 1.0 the sampler skips the negative conditioning, which is "
                     "another shape.",
                 ),
-                *_optional_inputs(),
-                *_tile_inputs(),
+                *_OPTIONAL_INPUTS,
             ],
             outputs=[
                 io.Model.Output(display_name="model", tooltip="The input model, unchanged."),
@@ -103,50 +102,43 @@ class WarmUp(io.ComfyNode):
         return io.NodeOutput(model, vae, control_net, text, ui=on_node(text))
 
 
-def _optional_inputs() -> list[Any]:
-    return [
-        io.Model.Input(
-            "model",
-            optional=True,
-            tooltip="A model from Compile Model. Each size runs one step; with DeepCache, one full and one fast step.",
-        ),
-        io.Vae.Input(
-            "vae",
-            optional=True,
-            tooltip="A VAE from Compile VAE Decode or Compile VAE. It decodes each size once; from Compile VAE it also "
-            "encodes it.",
-        ),
-        io.ControlNet.Input(
-            "control_net", optional=True, tooltip="The ControlNet that your sampler uses, from Compile ControlNet."
-        ),
-        io.Conditioning.Input(
-            "positive",
-            optional=True,
-            tooltip="Your sampler's positive conditioning. Connect it if it has areas, a ControlNet or an unusual "
-            "length.",
-        ),
-        io.Conditioning.Input("negative", optional=True, tooltip="Your sampler's negative conditioning."),
-    ]
-
-
-def _tile_inputs() -> list[Any]:
-    return [
-        io.Int.Input(
-            "tile_size",
-            default=0,
-            min=0,
-            max=4096,
-            step=32,
-            optional=True,
-            tooltip="The tile size of your VAE Decode (Tiled), in pixels. 0 decodes whole images.",
-        ),
-        io.Int.Input(
-            "overlap",
-            default=OVERLAP,
-            min=0,
-            max=4096,
-            step=32,
-            optional=True,
-            tooltip="The overlap of your VAE Decode (Tiled), in pixels.",
-        ),
-    ]
+_OPTIONAL_INPUTS = [
+    io.Model.Input(
+        "model",
+        optional=True,
+        tooltip="A model from Compile Model. Each size runs one step; with DeepCache, one full and one fast step.",
+    ),
+    io.Vae.Input(
+        "vae",
+        optional=True,
+        tooltip="A VAE from Compile VAE Decode or Compile VAE. It decodes each size once; from Compile VAE it also "
+        "encodes it.",
+    ),
+    io.ControlNet.Input(
+        "control_net", optional=True, tooltip="The ControlNet that your sampler uses, from Compile ControlNet."
+    ),
+    io.Conditioning.Input(
+        "positive",
+        optional=True,
+        tooltip="Your sampler's positive conditioning. Connect it if it has areas, a ControlNet or an unusual length.",
+    ),
+    io.Conditioning.Input("negative", optional=True, tooltip="Your sampler's negative conditioning."),
+    io.Int.Input(
+        "tile_size",
+        default=0,
+        min=0,
+        max=4096,
+        step=32,
+        optional=True,
+        tooltip="The tile size of your VAE Decode (Tiled), in pixels. 0 decodes whole images.",
+    ),
+    io.Int.Input(
+        "overlap",
+        default=OVERLAP,
+        min=0,
+        max=4096,
+        step=32,
+        optional=True,
+        tooltip="The overlap of your VAE Decode (Tiled), in pixels.",
+    ),
+]

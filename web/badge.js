@@ -24,8 +24,8 @@ export function addBadge(app, live, t, category, open) {
   const text = element("span", { class: "resolute-badge-text" });
   const dot = element("span", { class: "resolute-dot", "aria-hidden": "true" });
   const button = element("button", { class: "resolute-badge", type: "button", onclick: open }, dot, text);
-  const tell = (detail) => app.extensionManager.toast?.add?.({ severity: "info", summary: "Resolute", detail, life: 6000 });
-  const onclick = () => tell(addToWorkflow(app, t));
+  const onclick = () =>
+    app.extensionManager.toast?.add?.({ severity: "info", summary: "Resolute", detail: addToWorkflow(app, t), life: 6000 });
   const title = t("Add Resolute to this workflow");
   const add = element("button", { class: "resolute-add", type: "button", title, onclick }, t("Add"));
   const update = () => {

@@ -37,6 +37,7 @@ export class Panel {
       this.act(() => this.actions.tryAgain()),
     );
     this.progress = element("progress", { class: "resolute-progress", "aria-label": t("Compiling") });
+    this.row = element("div", { class: "resolute-buttons" }, this.buttons());
     this.said = element("div", { class: "resolute-said", role: "status", "aria-live": "polite" });
     this.memory = element("div", { class: "resolute-memory" });
     this.models = element("div");
@@ -53,7 +54,7 @@ export class Panel {
         this.again,
         this.progress,
         this.switch,
-        element("div", { class: "resolute-buttons" }, this.buttons()),
+        this.row,
         this.said,
         this.heading,
         this.memory,
@@ -114,7 +115,7 @@ export class Panel {
       button("warm-up", t("Warm up this workflow"), t("Compiles and captures the sizes of this workflow now."), () =>
         this.act((say) => this.actions.warmUp(say)),
       ),
-      button("free", t("Free"), t("Frees the memory of all captures; nothing compiles again."), () =>
+      button("free", t("Free"), t("Frees the memory of all captures; compiled code stays."), () =>
         this.act(() => this.actions.free()),
       ),
       button("copy", t("Copy report"), t("Copies the report as text, for a bug report."), () =>
@@ -173,14 +174,12 @@ export class Panel {
     this.switch.setAttribute("aria-checked", String(!off));
     this.switch.textContent = off ? t("Resolute is off for this workflow") : t("Resolute is on for this workflow");
     const { all, bare } = placesIn(this.app);
-    const add = document.querySelector("[data-action=add]");
-    if (add) add.hidden = all > 0 && !bare;
-    add?.classList.toggle("resolute-primary", bare > 0);
-    const convert = document.querySelector("[data-action=convert]");
-    if (convert) convert.hidden = !hasOneDiff();
-    const measure = document.querySelector("[data-action=measure]");
-    measure?.classList.toggle("resolute-primary", all > 0 && !bare);
-    if (measure) measure.textContent = this.actions.measuring.isRunning ? t("Cancel measuring") : t("Measure against stock");
+    const [add, convert, measure] = this.row.children;
+    add.hidden = all > 0 && !bare;
+    add.classList.toggle("resolute-primary", bare > 0);
+    convert.hidden = !hasOneDiff();
+    measure.classList.toggle("resolute-primary", add.hidden);
+    measure.textContent = this.actions.measuring.isRunning ? t("Cancel measuring") : t("Measure against stock");
     if (!live.cache) return;
     this.memory.replaceChildren(...this.memoryRow());
     const none = element("p", { class: "resolute-faint" }, t("No compiled model has run yet."));

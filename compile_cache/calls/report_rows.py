@@ -12,12 +12,8 @@ from .rows import LEAST_GAIN, ROLES, totals
 
 def report(data: Mapping[str, Any]) -> Text:
     """The text of Graph Cache Report: what it comes to, the totals, what was chosen and measured, and each capture."""
-    text_lines: list[str] = [
-        *_verdict(data),
-        *totals(data),
-        *_modules(data["modules"]),
-        *map(_attention, data["attention"]),
-    ]
+    text_lines: list[str] = [*_verdict(data), *totals(data), *_modules(data["modules"])]
+    text_lines += map(_attention, data["attention"])
     text_lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
     for each in data["measurements"]:
         values = {name: each[name] for name in ("device", "date", "model")}
@@ -36,8 +32,6 @@ def _verdict(data: Mapping[str, Any]) -> Iterable[str]:
         yield Text("Fast: {times} times stock at {count} sizes", times=f"{median(fast):.1f}", count=len(fast))
     if slow:
         yield Text("Slower than stock: {sizes}", sizes=", ".join(slow))
-    if not ratios:
-        yield Text("Not measured yet. Measure against stock tells how fast it is here")
     if data["failed"]["regions"]:
         yield data["failed"]["text"]
 

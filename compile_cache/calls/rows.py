@@ -163,9 +163,7 @@ def _why_compiled(run: Run) -> Text:
 def _results(run: Run) -> list[str]:
     done = [row.text for row in _work(run) if row.is_result]
     answered = run.counts.get("replays", 0) + run.counts.get("graph_calls", 0)
-    if not answered and not run.counts.get("eager_calls", 0):  # cancelled, or failed
-        return [*done, Text("stopped in the first step")]
-    if run.stopped:
+    if run.stopped or not (answered or run.counts.get("eager_calls", 0)):
         return [*done, Text("stopped")]
     waits = [Text("ComfyUI's own blocks as one CUDA graph")] if run.counts.get("original_replays", 0) else []
     waits = waits or ([Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else [])
@@ -182,9 +180,9 @@ def _speed(run: Run) -> list[str]:
     compiled, original = run.times or (0.0, 0.0)
     if run.came and run.steps and original >= LEAST_GAIN * compiled > 0:
         calls = sum(run.counts.get(name, 0) for name in ("replays", "graph_calls", "eager_calls")) / run.steps
-        values = {"time": time_text(calls * compiled), "times": f"{original / compiled:.1f}"}
-        text = "{time} a step, {times} times as fast as ComfyUI's own blocks ({original})"
-        return [Text(text, original=time_text(calls * original), **values)]
+        time, own = time_text(calls * compiled), time_text(calls * original)
+        text = "{time} a step, {times} times as fast as ComfyUI's own blocks ({own})"
+        return [Text(text, time=time, times=f"{original / compiled:.1f}", own=own)]
     return [Text("{time}/step", time=time_text(seconds / run.steps))] if run.steps else [time_text(seconds)]
 
 

@@ -138,7 +138,8 @@ class Run:
             else:
                 merged.append({"kind": kind, "start": begun, "seconds": end - begun})
             at = end
-        if self.came or self.ran_originals:  # what came behind the picture is compared
+        compiles = self.counts.get("region_compiles", 0) or not self.counts.get("verifications", 0)
+        if self.came or self.ran_originals or not compiles:  # code that came otherwise is compared
             merged = [{**each, "kind": "check"} if each["kind"] == "compile" else each for each in merged]
         return merged[:_MAX_SEGMENTS]
 

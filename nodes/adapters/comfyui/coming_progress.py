@@ -7,6 +7,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from comfy_execution.progress import get_progress_state
+
 from ....compile_cache.backends import registry
 from ....compile_cache.calls.rows import LEAST_GAIN, failed_text
 from ....compile_cache.texts import Text, words_of
@@ -15,39 +17,31 @@ from .messages import broadcast, prompt_runs, show_on_node
 _TICK = 0.5  # seconds between two looks
 
 Part = tuple[str | None, str]  # a compile node, and what it does: "sampling"
+counts: dict[Part, tuple[int, int]] = {}  # of the regions of each: how many are ready, and of how many
 
 _lock = threading.Lock()
 # Those whose run goes on, and whose latest call waited: with the gain of a capture that answered it.
 _waiting: dict[Part, Callable[[], float | None] | None] = {}
-# Those of which no call ran all regions yet, after one that waited, and what says that all is compiled. A node that is
-# executed anew has another progress.
+# Those of which no call ran all regions yet, after one that waited, and what shows that all is compiled.
 unfinished: dict[Part, Callable[[Text], None]] = {}
 _ticker: threading.Thread | None = None
-_lacking: Callable[[], int]
 
 
-def waits(
-    part: Part,
-    lacking: Callable[[], int],
-    gain: Callable[[], float | None] | None = None,
-    show_end: Callable[[Text], None] = lambda text: None,
-) -> None:
-    """A call ran originals in place of code that is being compiled. lacking: counts the prompt's regions without code,
-    those of a decoder that did not run yet too, so that the first estimate is one of all. gain: of a call that a
-    capture of originals answered, how many times as fast that is, as far as it is known. show_end: called once all is
-    compiled, unless a run goes on that will say so.
+def waits(part: Part, gain: Callable[[], float | None] | None, show_end: Callable[[Text], None]) -> None:
+    """A call ran originals in place of code that is being compiled. gain: of a call that a capture of originals
+    answered, how many times as fast that is, as far as it is known. show_end: called once all is compiled, unless a run
+    goes on that will say so.
     """
     with _lock:
         _waiting[part] = gain
         unfinished[part] = show_end
-    goes_on(lacking)
+    goes_on()
 
 
-def goes_on(lacking: Callable[[], int]) -> None:
-    """Regions are compiled, and no call waits for them: the badge counts them."""
-    global _ticker, _lacking
+def goes_on() -> None:
+    """Regions are compiled: the badge counts them."""
+    global _ticker
     with _lock:
-        _lacking = lacking
         if _ticker is None:
             _ticker = threading.Thread(target=_tick, name="resolute-coming", daemon=True)
             _ticker.start()
@@ -61,9 +55,8 @@ def run_ends(part: Part) -> None:
 
 def has_come(part: Part) -> None:
     """A call ran all its regions compiled."""
-    with _lock:
-        _waiting.pop(part, None)
-        unfinished.pop(part, None)
+    run_ends(part)
+    unfinished.pop(part, None)
 
 
 def rounded(seconds: float) -> int:
@@ -96,6 +89,20 @@ def _text(doing: str, seconds: float | None, gain: Callable[[], float | None] | 
     if seconds is None:
         return Text("{now}; estimating when compiled blocks are there", now=now)
     return Text("{now}; compiled blocks in about {time}", now=now, time=_about(seconds))
+
+
+def running_counts() -> dict[Part, tuple[int, int]]:
+    """Those of the running prompt."""
+    running = get_progress_state().dynprompt.all_node_ids()
+    return {part: count for part, count in list(counts.items()) if part[0] in running}
+
+
+def _lacking() -> int:
+    """How many regions of the prompt have no code, those of a decoder that did not run yet too, so that the first
+    estimate is one of all. An encoder runs before sampling; one that left nothing by then is not used.
+    """
+    used = [each for part, each in running_counts().items() if part[1] != "encoding" or part in unfinished]
+    return sum(total - ready for ready, total in used)
 
 
 def failed() -> list[str]:

@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 _TICK = 0.2  # seconds between two looks at the clock and at Cancel
 _QUIET = 1.0  # seconds of loading before a text says so, and without a wait until none says what is waited for
 
-# Regions by compile node and by what they are for: how many are ready, and of how many. A prompt's count together.
-_counts: dict[tuple[str, str], tuple[int, int]] = {}
 _results: dict[str, dict[str, str]] = {}  # by compile node and by what they are for: the latest
 _logged = (0, 0)  # the latest count in the log
 _clock: tuple[str | None, float] = None, 0.0  # the prompt whose waits are shown, and the seconds of those before it
@@ -61,8 +59,9 @@ class CompileProgress:
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many regions of the prompt's compile nodes are ready, and of how many, as the node shows it."""
-        return _together(*self._count)
+        """How many regions of all compile nodes of the prompt are ready, and of how many, as the node shows it."""
+        counts = list(coming_progress.running_counts().values()) or [self._count]
+        return sum(ready for ready, _ in counts), sum(total for _, total in counts)
 
     def show_result(self, text: str) -> None:
         """The result of a run, with those of the node's other parts: a loader compiles a model and a VAE."""
@@ -85,7 +84,7 @@ class CompileProgress:
         """So many of the node's regions are ready."""
         self._count = (ready, regions)
         if self.node_id is not None:
-            _counts[self.node_id, self._doing] = self._count
+            coming_progress.counts[self._part] = self._count
 
     def begin_run(self) -> None:
         """A sampling run or a decode begins. Seconds count from the first one of its prompt."""
@@ -98,7 +97,7 @@ class CompileProgress:
         """A call ran originals in place of code that is being compiled. gain: see `coming_progress.waits`."""
         self.is_waiting, self.came = True, False
         workflow = running_workflow()
-        coming_progress.waits(self._part, _lacking, gain, lambda text: self._show(text, workflow))
+        coming_progress.waits(self._part, gain, lambda text: self._show(text, workflow))
 
     def has_come(self) -> None:
         """A call ran all its regions compiled, after calls that waited."""
@@ -116,8 +115,7 @@ class CompileProgress:
         if self.of_call is not None:
             self.of_call.advance()
 
-    def prompt_runs(self) -> bool:
-        return prompt_runs()
+    prompt_runs = staticmethod(prompt_runs)
 
     def cancel_again(self) -> None:
         """ComfyUI's operations raise a Cancel once, in whatever thread runs them: a trace of a block does too."""
@@ -154,7 +152,7 @@ class CompileProgress:
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
                 show_on_node(Text("stopped") if stopped else self._doing, self.node_id)
                 if stopped:
-                    coming_progress.goes_on(_lacking)
+                    coming_progress.goes_on()
             broadcast("idle")
         if self._bar is not None:
             self._bar = None
@@ -172,7 +170,6 @@ class CompileProgress:
         waited, now = self._waiting(), time.monotonic()
         if waited != self._waited:
             self._waited, self._moved = waited, now
-        seconds = waited - _clock[1]
         if self._loads_since is not None and waited - self._loads_since < _QUIET:
             return
         if now - self._moved > _QUIET:
@@ -181,6 +178,7 @@ class CompileProgress:
                 show_on_node(self._doing, self.node_id)
                 broadcast("idle")
             return
+        seconds = waited - _clock[1]
         text = self._text(done, total, seconds) if total else Text("loading, {seconds} s", seconds=round(seconds))
         if (text, done) != self._shown:
             self._shown = text, done
@@ -191,10 +189,8 @@ class CompileProgress:
     def _text(self, done: int, total: int, seconds: float) -> Text:
         if comfy.model_management.processing_interrupted():
             return Text("stops when this region is compiled")
-        whole = round(seconds)
-        text = Text(
-            "compiling {number} of {total}, {seconds} s", number=min(done + 1, total), total=total, seconds=whole
-        )
+        number = min(done + 1, total)
+        text = Text("compiling {number} of {total}, {seconds} s", number=number, total=total, seconds=round(seconds))
         left, _ = coming()
         _, rest = coming(max(total - done - left, 0))  # regions of the prompt's other nodes
         if rest is None:
@@ -216,25 +212,6 @@ class _Ticker:
         self._thread.join()  # so that no text follows the result of the call
 
     def _run(self) -> None:
-        is_over = self._ended.wait(self._delay)
-        while not is_over:
+        while not self._ended.wait(self._delay):
+            self._delay = _TICK
             self._tick()
-            is_over = self._ended.wait(_TICK)
-
-
-def _together(done: int, total: int) -> tuple[int, int]:
-    """The regions of all compile nodes of the running prompt: how many are ready, and of how many."""
-    counts = list(_running_counts().values())
-    return (sum(count[0] for count in counts), sum(count[1] for count in counts)) if counts else (done, total)
-
-
-def _lacking() -> int:
-    """The same: how many have no code. An encoder runs before sampling; one that left nothing by then is not used."""
-    counts = _running_counts().items()
-    used = [count for part, count in counts if part[1] != "encoding" or part in coming_progress.unfinished]
-    return sum(total - ready for ready, total in used)
-
-
-def _running_counts() -> dict[tuple[str, str], tuple[int, int]]:
-    running = get_progress_state().dynprompt.all_node_ids()
-    return {part: count for part, count in list(_counts.items()) if part[0] in running}

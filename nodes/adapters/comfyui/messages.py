@@ -12,15 +12,13 @@ EVENT = "resolute"
 _NO_ID = "00000000-0000-0000-0000-000000000000"  # of a workflow that was loaded as a prompt
 _KEPT = 500
 _latest: dict[tuple[str, str], dict[str, Any]] = {}  # by workflow and node, the latest last
-# What goes on now, for a page that is loaded meanwhile: the latest messages of kind working and coming.
-going_on: dict[str, dict[str, Any]] = {}
+going_on: dict[str, dict[str, Any]] = {}  # for a page that is loaded meanwhile: messages of kind working and coming
 
 
 def show_on_node(text: str, node_id: str | None, workflow: str | None = None) -> None:
     """Put a text on a node; the front end replaces the one that was there. Does nothing without a server.
 
-    workflow: the id of the node's; None is that of the running prompt. The words of a Text go before it, since
-    ComfyUI's message has room for a plain string only.
+    workflow: its id, if not the running one's. Words go first: ComfyUI's message has room for a plain string only.
     """
     server = _server()
     pack: Any = sys.modules.get(__name__.rpartition(".nodes.")[0])

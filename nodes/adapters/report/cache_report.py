@@ -21,9 +21,9 @@ from . import stock_measurements
 def report() -> dict[str, Any]:
     """The state of the cache, as JSON: its own report, and twelve more fields.
 
-    coming: regions without code yet, and in about how many seconds it is there; null until the first one came. While
-    the badge counts them, also its `left`, `text` and `words`. working: what a prompt waits for now, as the badge says
-    it, or null. failed: the number of regions that could not be compiled, and why, as `text` and `words`.
+    coming: regions without code yet, and in about how many seconds it is there; null until the first one came. Also
+    what the badge says of it, as `left`, `text` and `words`. working: what a prompt waits for now, or null, and failed:
+    how many regions could not be compiled, both in the same form.
     regions_ready: compiled regions in memory, each once for all models: the count that people see. sizes_ready: of
     diffusion models, those that run at once. modules: for each compiled module, how many of its regions are compiled,
     its blocks by how they were recognised, the names of blocks that the user left out, and what computes its quantized

@@ -31,9 +31,7 @@ def free_graphs() -> int:
 
 
 def _free_by_hand() -> int:
-    """The button. The GPU may have been busy with something else while calls were compared, and what could not be
-    compiled may be by now. The node is in each prompt, so it leaves what they found.
-    """
+    """The button: calls are compared again, and what failed is compiled again. The node, in each prompt, leaves both."""
     runtime.cache().whole_calls.measure_again()
     for name in registry.NAMES:
         registry.get(name).retry_failed()

@@ -14,7 +14,8 @@ import pytest
 @pytest.fixture
 def module(adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = adapter("comfyui.compile_progress")
-    monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
+    nothing = SimpleNamespace(dynprompt=SimpleNamespace(all_node_ids=set))
+    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: nothing)
     monkeypatch.setattr(module, "_clock", (None, 0.0))
     return module
 
@@ -86,7 +87,7 @@ def test_the_text_says_what_comes_after_compiling(
     module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
     counted = list[object]()
-    monkeypatch.setattr(module.coming_progress, "goes_on", counted.append)
+    monkeypatch.setattr(module.coming_progress, "goes_on", lambda: counted.append(True))
     progress = module.CompileProgress(None, "sampling", lambda: 3.0)
     progress.set_total(0, 3)
     progress.begin_run()
@@ -99,7 +100,7 @@ def test_the_text_says_what_comes_after_compiling(
     except progress.cancellations:
         progress.finish()
     progress.finish()
-    assert shown[-1] == ("stopped; 2 of 3 regions are compiled" if is_cancelled else "sampling")
+    assert shown[-1] == ("stopped" if is_cancelled else "sampling")
     assert len(counted) == is_cancelled, "what is left goes on to be compiled"
 
 
@@ -116,7 +117,6 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     failed = ["of another prompt"]
     backend = SimpleNamespace(coming=lambda more=0: left[0], failed_regions=lambda: failed)
     monkeypatch.setattr(coming.registry, "get", lambda name: backend)
-    monkeypatch.setattr(module, "_lacking", lambda: 0)
     progress = module.CompileProgress("8", "sampling", lambda: 0.0)
     progress.begin_run()
     progress.waits()
@@ -159,8 +159,8 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
     coming, texts, counts = module.coming_progress, list[str](), list[str]()
     looks = list(looks)
     nodes = SimpleNamespace(all_node_ids=lambda: {"8", "9"})
-    monkeypatch.setattr(module, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
-    monkeypatch.setattr(module, "_counts", {})
+    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
+    monkeypatch.setattr(coming, "counts", {})
     monkeypatch.setattr(coming, "unfinished", {})
     monkeypatch.setattr(coming, "_waiting", {})
     monkeypatch.setattr(coming, "_TICK", 0.01)
@@ -201,12 +201,12 @@ def test_captures_of_originals_say_what_they_gain(module: ModuleType, gain: floa
 
 def test_an_encoder_counts_once_it_ran(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = SimpleNamespace(all_node_ids=lambda: {"9"})
-    monkeypatch.setattr(module, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
-    monkeypatch.setattr(module, "_counts", {("9", "encoding"): (0, 7), ("9", "decoding"): (2, 9)})
+    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
+    monkeypatch.setattr(module.coming_progress, "counts", {("9", "encoding"): (0, 7), ("9", "decoding"): (2, 9)})
     monkeypatch.setattr(module.coming_progress, "unfinished", {})
-    assert module._lacking() == 7
+    assert module.coming_progress._lacking() == 7
     module.coming_progress.unfinished["9", "encoding"] = print
-    assert module._lacking() == 14
+    assert module.coming_progress._lacking() == 14
 
 
 def test_a_load_is_said_after_a_second_and_only_while_the_prompt_waits(
@@ -217,16 +217,16 @@ def test_a_load_is_said_after_a_second_and_only_while_the_prompt_waits(
     monkeypatch.setattr(module, "_TICK", 0.01)
     begun, clock = iter((7.0, 7.5)), [7.5]
     progress = module.CompileProgress(None, "sampling", lambda: next(begun, clock[0]))
-    progress.loading(14)
+    progress.loading()
     try:
         clock[0] = 8.2
-        assert texts.get(timeout=60) == "loading 14 compiled regions, 8 s"
+        assert texts.get(timeout=60) == "loading, 8 s"
         assert texts.get(timeout=60) == "sampling", "the clock stands still: its regions run"
     finally:
         progress.finish()
     assert texts.empty()
     quick = module.CompileProgress(None, "sampling", lambda: 7.0)
-    quick.loading(0)
+    quick.loading()
     quick._tick()
     quick.finish()
     assert texts.empty()
