@@ -126,7 +126,8 @@ def test_what_cannot_be_compiled_is_red_with_the_reason_and_is_tried_again(
     tab.locator(".resolute-said", has_text="Press Run: what failed is compiled again.").wait_for()
     badge.filter(has_text=re.compile("^Resolute: on$")).wait_for()
     run(page, seed=2, steps=2, leave_out=LEFT_OUT)
-    tab.wait_for_function("() => app.api && window.resoluteTexts.at(-1) === 'Compiled. The next run uses it.'")
+    said = "() => window.resoluteTexts.at(-1) === 'Compiled. The next run uses it.'"
+    tab.wait_for_function(said, timeout=1000 * MOST_SECONDS)
     run(page, seed=3, steps=2, leave_out=LEFT_OUT)
     assert behind.client.get("/resolute/cache")["failed"]["regions"] == 0
     assert FASTER.match(page.texts()["Compile Model"].splitlines()[0])
@@ -152,6 +153,7 @@ def test_a_first_prompt_says_when_it_gets_faster_and_a_later_one_that_it_is(
     assert COUNTED.match(behind.client.get("/resolute/cache")["coming"]["text"])
     page.load_page()  # in the middle
     badge.filter(has_text=COUNTED).wait_for()
+    page.open_panel()
     page.load_prompt(prompt(seed=1, steps=400))
     page.watch()
     page.cancel()
