@@ -214,7 +214,6 @@ class WholeCalls:
 
     def times_of(self, owner: int) -> tuple[float, float] | None:
         """Seconds of a module's latest call, compiled and as it is, if calls that came anyway told both."""
-        self._read(wait=False)
         trial = self._tuner.get(*self._latest[owner]) if owner in self._latest else None
         seconds = {} if trial is None else trial.seconds
         return (seconds[COMPILED], seconds[ORIGINAL]) if {COMPILED, ORIGINAL} <= seconds.keys() else None

@@ -18,6 +18,11 @@ from .prompts import FACTOR, PICTURE, compiled, stock
 pytestmark = pytest.mark.browser
 
 MEASURED = re.compile(rf"(\d+x\d+): {FACTOR}, {PICTURE}")
+HEAR = """() => {
+    const place = document.querySelector('.resolute-said');
+    window.heard = [];
+    new MutationObserver(() => window.heard.push(place.textContent)).observe(place, {childList: true});
+}"""
 TITLES = "() => app.graph.nodes.map(node => node.title).sort()"
 
 
@@ -47,11 +52,14 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
     page.open_panel()
     assert page.page.locator(".resolute-measured").count() == len(measurements(server))
     before = files(server)
+    page.page.evaluate(HEAR)
     press(page, "measure")
-    said(page, re.compile(r"^Measuring: the first prompts, with Resolute\.$"))
-    (count,) = re.findall(r"of (\d+)", said(page, re.compile(r"^Measuring: prompt 3 of \d+, without Resolute")))
-    said(page, f"Measuring: prompt {count} of {count}, ")
     text = said(page, re.compile(PICTURE))
+    heard = page.page.evaluate("() => window.heard")
+    assert "Measuring: the first prompts, with Resolute." in heard
+    counted = [re.findall(r"^Measuring: prompt (\d+) of (\d+), with", each) for each in heard]
+    numbers = [(int(number), int(count)) for ((number, count),) in filter(None, counted)]
+    assert numbers == [(number, numbers[0][1]) for number in range(3, numbers[0][1] + 1)], "a count that stays"
     assert MEASURED.fullmatch(text), text
     assert files(server) == before
     (found,) = (each for each in measurements(server) if each["size"] == "136x104")
