@@ -31,7 +31,7 @@ def free_graphs() -> int:
 
 
 def _free_by_hand() -> int:
-    """The button: calls are compared again, and what failed is compiled again. The node, in each prompt, leaves both."""
+    """The button: calls are compared and what failed is compiled again. The node, in each prompt, leaves both."""
     runtime.cache().whole_calls.measure_again()
     for name in registry.NAMES:
         registry.get(name).retry_failed()

@@ -147,6 +147,21 @@ def test_a_hang_gives_up_the_region_of_one_job_alone(rig: Behind) -> None:
     assert (rig.queue.left, len(rig.queue.table.failed)) == (4, 1), "what waited waits again"
 
 
+def test_a_region_that_failed_is_compiled_again_once_a_person_asks_for_it(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    rig.workers.finish(HungError("it hung"))
+    rig.work()
+    rig.leave(bound, tokens())
+    assert (rig.queue.left, [why.partition(": ")[2] for why in rig.queue.table.failed]) == (0, ["it hung"])
+    rig.queue.table.retry_failed()
+    assert rig.queue.table.failed == []
+    rig.leave(bound, tokens())
+    rig.come()
+    with rig.expect(**CAME):
+        assert rig.call(bound, tokens()) <= TOLERANCE
+
+
 @pytest.mark.parametrize("answers", [False, True])
 def test_workers_that_always_end_are_started_a_few_times_and_then_no_more(rig: Behind, answers: bool) -> None:
     bound = rig.bind(seeded(lambda: Chain(3)))
