@@ -42,13 +42,6 @@ class InternalError(ResoluteError):
     """Our own failure. The user sees a bypass with its reason, never this error."""
 
 
-class RegionCompileError(InternalError):
-    """A region could not be traced or compiled. `region` is its kind; the cause is chained."""
-
-    def __init__(self, region: str, cause: BaseException) -> None:
-        super().__init__(f"{region}: {type(cause).__name__}: {first_line(cause)}")
-
-
 class InputsGoneError(InternalError):
     """Compiled code failed after it had freed inputs, so the original cannot run in its place. The region is refused
     now; the whole call can be made again.

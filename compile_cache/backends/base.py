@@ -229,9 +229,12 @@ class Backend(ABC):
         """How many regions have compiled code in memory: of all models, each once."""
         return 0
 
-    def given_up_regions(self) -> int:
-        """How many regions there is no code of in the end, of those that `coming` counted."""
-        return 0
+    def failed_regions(self) -> list[str]:
+        """Why there is no code of regions in the end, a sentence for each."""
+        return []
+
+    def retry_failed(self) -> None:  # noqa: B027
+        """Compile those again, when a call comes to them."""
 
     def coming(self, more: int = 0) -> tuple[int, float | None]:
         """How many regions are being compiled, and in about how many seconds these are there, and `more` that no call

@@ -6,7 +6,6 @@ import pytest
 
 from compile_cache.errors import (
     BypassCode,
-    RegionCompileError,
     UnknownBackendError,
     first_line,
 )
@@ -30,11 +29,6 @@ PUBLISHED_CODES = {
 def test_an_unknown_backend_names_itself_and_the_choices() -> None:
     text = str(UnknownBackendError("tensorrt", ["auto", "eager"]))
     assert text == "There is no backend 'tensorrt'. Choose one of: auto, eager."
-
-
-def test_a_compile_error_names_the_region_and_the_first_line_of_its_cause() -> None:
-    cause = ValueError("bad stride\nand pages of\ntraceback")
-    assert str(RegionCompileError("ResBlock", cause)) == "ResBlock: ValueError: bad stride"
 
 
 @pytest.mark.parametrize(

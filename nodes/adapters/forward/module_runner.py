@@ -25,7 +25,6 @@ from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..report import runs
-from ..restart import shape_status
 from .call_description import CallDescription
 
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
@@ -78,13 +77,11 @@ class ModuleRunner:
     def _load_program(self, device: str) -> tuple[Program, str]:
         """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
         cache, module = runtime.cache(), self._loaded_module()
-        self.progress.loading(0)
+        self.progress.loading()
         name = self._request.backend.name
         with cache.stats.stall("load", BACKEND if name not in _loaded else MODEL, SHORT_WAIT):
             program, backend = runtime.program_for(module, self._request, device)
             _loaded.add(name)
-            model = runtime.fingerprint_of(module)
-            self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         return program, backend
 
     def _facts(self) -> dict[str, Any]:
@@ -97,6 +94,7 @@ class ModuleRunner:
             "structure": runtime.record_of(module).structure(),
             "formats": tuple(text for each in programs for text in formats_in_words(*each)),
             "step_bytes": self.weights.paged.step_bytes(),
+            "times": runtime.cache().whole_calls.times_of(self.owner),
         }
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
@@ -139,7 +137,7 @@ class ModuleRunner:
         elif counters.waiting_calls != waiting or self._stand_in is not None:
             self.progress.waits()
         elif self.progress.is_waiting and counters.eager_calls == eager:
-            self.progress.has_come(program.regions[0])
+            self.progress.has_come()
         return result
 
     def _may_wait(self) -> bool:

@@ -388,6 +388,17 @@ def test_steps_are_compared_as_they_come_and_stay_compiled_unless_they_lose(comp
     assert (found["is_settled"], found["is_left_alone"]) == (True, way == "original")
 
 
+def test_the_seconds_of_the_latest_call_are_known_once_both_ways_were_timed() -> None:
+    rig = Rig(0.5, 1.0)
+    times_of, owner, numbers = rig.cache.whole_calls.times_of, rig.program.owner, 4 * 3 * 8 * 8
+    steps_of(rig, "original", ORIGINALS)
+    assert times_of(owner) is times_of(9) is None
+    steps_of(rig, "compiled", 2)
+    assert times_of(owner) == (0.5 * numbers, numbers)
+    rig.run((1, 4, 3, 9, 8))
+    assert times_of(owner) is None, "of another size"
+
+
 def test_a_step_that_is_left_alone_stays_so_while_weights_stream() -> None:
     rig = Rig(2.0, 1.0)
     prompts_behind(rig)
