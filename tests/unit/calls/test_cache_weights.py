@@ -17,7 +17,8 @@ from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
 from compile_cache.weights import Weights
 
-from ..fakes import BUDGET, GRADIENT, MIB, OBSERVED, FakeProgram, Module, StoppingProgress, answer, expect, oom
+from .. import fakes
+from ..fakes import GRADIENT, MIB, OBSERVED, FakeProgram, StoppingProgress, answer, oom
 
 
 class CountingWeights(Weights):
@@ -78,25 +79,20 @@ class WatchingProgram(FakeProgram):
         return super().capture(*arguments)
 
 
-class Rig:
-    """Calls of one module with such weights, through a cache."""
+class Rig(fakes.Rig):
+    """Its calls have such weights."""
 
-    def __init__(self, cache: GraphCache, **settings: Any) -> None:
-        self.cache, self.module, self.weights = cache, Module(), CountingWeights()
-        self.program = WatchingProgram(self.weights, **settings)
+    program: WatchingProgram
+
+    def __init__(self, cache: GraphCache | None = None, **settings: Any) -> None:
+        self.weights = CountingWeights()
+        super().__init__(cache, WatchingProgram(self.weights, **settings))
 
     def call(self, *side: int, **changes: Any) -> Any:
         return self.module.call(*side, **{"weights": self.weights, **changes})
 
-    def run(self, times: int = 1, call: Any = None, recheck: Any = None) -> float:
-        for _ in range(times):
-            found = answer(self.cache.run(self.program, call or self.call(), recheck))
-        return found
-
-    @contextmanager
-    def expect(self, bypasses: dict[str, int] | None = None, **counts: int) -> Iterator[None]:
-        with expect(self.cache, bypasses, **counts):
-            yield
+    def run(self, *side: int, times: int = 1, **changes: Any) -> float:
+        return super().run(*side, times=times, **{"weights": self.weights, **changes})
 
     @contextmanager
     def pins_of_the_original(self) -> Iterator[list[int]]:
@@ -109,7 +105,7 @@ class Rig:
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    rig = Rig(GraphCache(CacheConfig(budget_bytes=BUDGET)))
+    rig = Rig()
     yield rig
     assert (rig.weights.pins, rig.weights.is_in_place) == (0, False)
 
@@ -149,7 +145,7 @@ def test_a_capture_that_fails(rig: Rig, failure: Exception) -> None:
 
 def test_a_cancel_before_a_capture(rig: Rig) -> None:
     with pytest.raises(InterruptedError):
-        rig.run(call=rig.call(progress=StoppingProgress()))
+        rig.run(progress=StoppingProgress())
 
 
 @pytest.mark.parametrize("failure", [InterruptedError("cancelled"), ValueError("of the model")], ids=repr)
@@ -178,20 +174,20 @@ def test_after_that_its_blocks_get_their_weights_one_by_one(rig: Rig) -> None:
 
 def test_an_eager_call_pins_nothing(rig: Rig) -> None:
     with rig.expect({"gradient": 1}, eager_calls=1):
-        rig.run(call=rig.call(forward_bypass=GRADIENT))
+        rig.run(forward_bypass=GRADIENT)
     assert rig.weights.pinned_so_far == 0
 
 
 def test_a_call_that_may_not_be_captured_still_runs_with_its_weights_in_place(rig: Rig) -> None:
     with rig.expect({"observed_input": 1}, graph_calls=1):
-        rig.run(call=rig.call(capture_blocker=OBSERVED))
+        rig.run(capture_blocker=OBSERVED)
     assert rig.program.in_place == [True]
 
 
 def test_a_call_that_does_not_fit_runs_uncaptured_and_the_next_one_that_fits_is_captured(rig: Rig) -> None:
     rig.weights.room = False
     with rig.expect({"streamed_weights": 2}, graph_calls=2):
-        assert rig.run(2) == 2.0
+        assert rig.run(times=2) == 2.0
     assert rig.program.in_place == [False, False]
     rig.weights.room = True
     with rig.expect(graph_calls=1, captures=1):
@@ -213,7 +209,7 @@ once = pytest.mark.parametrize("captured", [False, True], ids=["before a capture
 
 @once
 def test_a_backend_that_compiles_nothing_runs_the_original_if_the_weights_do_not_fit(captured: bool) -> None:
-    rig = Rig(GraphCache(CacheConfig(budget_bytes=BUDGET)), capabilities=Capabilities(available=True, captures=True))
+    rig = Rig(capabilities=Capabilities(available=True, captures=True))
     if captured:
         rig.run()
     rig.weights.room = False
@@ -241,7 +237,7 @@ def test_a_replay_that_turns_out_stale_is_unpinned_before_the_call_is_answered_a
         return rig.call()
 
     with rig.expect(graph_calls=1, captures=1):
-        assert rig.run(call=rig.call(epoch=1), recheck=recheck) == 5.0
+        assert answer(rig.cache.run(rig.program, rig.call(epoch=1), recheck)) == 5.0
     assert pins == [0]
 
 
@@ -269,7 +265,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
 def test_weights_that_cannot_all_be_there_are_not_asked_for(card: Card) -> None:
     card.reach, card.weights.room = 1150 * MIB, False
     with card.expect({"streamed_weights": 40}, graph_calls=40):
-        assert card.run(40) == 2.0
+        assert card.run(times=40) == 2.0
     assert (card.weights.asked, card.program.capture_attempts) == (0, 0)
     card.reach, card.weights.room = 1450 * MIB, True  # another program ended
     with card.expect(graph_calls=1, captures=1):
@@ -280,7 +276,7 @@ def test_weights_that_find_no_room_twice_are_not_asked_for_again(card: Card) -> 
     """Once may be by chance: another model was about to leave."""
     card.reach, card.weights.room = 2000 * MIB, False
     with card.expect({"streamed_weights": 40}, graph_calls=40):
-        card.run(40)
+        card.run(times=40)
     assert card.weights.asked == 2
 
 
@@ -301,7 +297,7 @@ def test_once_is_forgiven(card: Card, captured: bool) -> None:
 def test_no_capture_is_tried_without_room_for_it_beside_the_weights(card: Card) -> None:
     card.reach, card.work = 1800 * MIB, 700 * MIB
     with card.expect({"capture_failed": 20}, graph_calls=20):
-        card.run(20)
+        card.run(times=20)
     assert card.program.capture_attempts == 0
     assert card.program.in_place == [True] * 20  # the run itself fits
     card.reach = 2100 * MIB
@@ -309,27 +305,27 @@ def test_no_capture_is_tried_without_room_for_it_beside_the_weights(card: Card) 
         card.run()
     card.reach, card.work = 1800 * MIB, 300 * MIB
     with card.expect(graph_calls=1, captures=1):
-        card.run(call=card.call(16))
+        card.run(16)
 
 
 def test_with_little_room_a_call_runs_once_as_it_is_to_find_out_what_it_needs(card: Card) -> None:
     card.reach, card.work = 1350 * MIB, 20 * MIB
     with card.expect(eager_calls=1):
-        assert card.run(call=card.call(is_behind=True)) == 2.0
+        assert card.run(is_behind=True) == 2.0
     assert card.weights.asked == 0
     with card.expect(graph_calls=1, captures=1):
-        card.run(call=card.call(is_behind=True))
-    larger, card.work = card.call(16, is_behind=True), 300 * MIB
+        card.run(is_behind=True)
+    card.work = 300 * MIB
     with card.expect({"streamed_weights": 1}, eager_calls=1, graph_calls=1):
-        card.run(2, larger)
+        card.run(16, times=2, is_behind=True)
     assert card.weights.pins == 0
     card.work = 20 * MIB  # compiled code needs less
     with card.expect({"streamed_weights": 1}, graph_calls=2, captures=1):
-        card.run(2, larger)
+        card.run(16, times=2, is_behind=True)
 
 
 @pytest.mark.parametrize("changes", [{"is_behind": True, "reach": 20_000}, {"is_behind": False, "reach": 1350}])
 def test_other_calls_are_not_measured_first(card: Card, changes: dict[str, Any]) -> None:
     card.reach = changes["reach"] * MIB
     with card.expect(graph_calls=1, captures=1):
-        card.run(call=card.call(is_behind=changes["is_behind"]))
+        card.run(is_behind=changes["is_behind"])
