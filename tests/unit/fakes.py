@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Code, Program
 from compile_cache.call_policy import Runs
 from compile_cache.calls.cache import GraphCache
+from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
@@ -173,3 +174,23 @@ def expect(cache: GraphCache, bypasses: dict[str, int] | None = None, **counts: 
 def answer(result: torch.Tensor) -> float:
     """The factor that computed the result."""
     return float(result.flatten()[0]) / 3.0
+
+
+class Rig:
+    """Calls of one module through a cache."""
+
+    def __init__(self, cache: GraphCache | None = None, program: FakeProgram | None = None) -> None:
+        self.cache = cache or GraphCache(CacheConfig(budget_bytes=BUDGET))
+        self.program, self.module = program or FakeProgram(), Module()
+
+    def run(self, *side: int, times: int = 1, **changes: Any) -> float:
+        """The factor that answered; of several times the same."""
+        found = {answer(self.cache.run(self.program, self.module.call(*side, **changes))) for _ in range(times)}
+        assert len(found) == 1
+        return found.pop()
+
+    def expect(self, bypasses: dict[str, int] | None = None, **counts: int) -> AbstractContextManager[None]:
+        return expect(self.cache, bypasses, **counts)
+
+    def session(self) -> AbstractContextManager[None]:
+        return session(self.cache, self.program.owner)
