@@ -10,7 +10,7 @@ of one store in which the regions are compiled already; so a cold prompt loads r
 tests' tiny models and eight small sizes. The routers share `--seconds` evenly, their starts included, but none gets
 less than 100 s; prompts that did not fit are left out and counted. A later run with the same `--out` measures the
 routers that it lacks; `--folder` keeps the store. `--gpus 0.5` lets two replicas share one GPU. Needs Ray in this
-Python (requirements-fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its Python, as for the other
+Python (requirements/fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its Python, as for the other
 benchmarks.
 """
 

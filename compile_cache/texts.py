@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-_ONE = re.compile(r"\b1 (region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node)s\b")
+_NOUNS = "region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node|call|eager call|replay"
+_ONE = re.compile(rf"(?<![\d.])1 ({_NOUNS}|region compile|region load)s\b")
 
 Words = str | dict[str, Any]
 

@@ -47,7 +47,7 @@ def register() -> None:
         return
     preload.begin(server)
     server.routes.get("/resolute/cache")(_reads(cache_report.report))
-    server.routes.get("/resolute/events")(_reads(_events))
+    server.routes.get("/resolute/events")(_reads(lambda: {"events": [*map(asdict, runtime.cache().stats.events)]}))
     server.routes.get("/resolute/runs")(_reads(lambda: {"runs": runs.latest()}))
     server.routes.get("/resolute/report")(_reads(_report))
     server.routes.get("/resolute/texts")(_reads(messages.latest_texts))
@@ -55,10 +55,6 @@ def register() -> None:
     server.routes.post("/resolute/warm-up")(_warm_up)
     server.routes.post("/resolute/free")(_free)
     server.routes.post("/resolute/measurements")(_measurements)
-
-
-def _events() -> dict[str, Any]:
-    return {"events": [asdict(event) for event in runtime.cache().stats.events]}
 
 
 def _report() -> dict[str, Any]:
@@ -83,11 +79,12 @@ async def _warm_up(request: web.Request) -> web.Response:
         parsed = await asyncio.to_thread(parse_request, body, nodes.NODE_CLASS_MAPPINGS)
     except UserError as error:
         return _error(error)
-    answer = await queue(PromptServer.instance, parsed.prompt, request, **_client_id(body))
+    client = {"client_id": body["client_id"]} if isinstance(body.get("client_id"), str) else {}
+    answer = await queue(PromptServer.instance, parsed.prompt, request, **client)
     if answer.status != 200:
         return answer
     queued = json.loads(answer.text or "{}")
-    return web.json_response({**queued, "items": parsed.items, "unknown": parsed.unknown})
+    return web.json_response({**queued, "unknown": parsed.unknown})
 
 
 async def _free(request: web.Request) -> web.Response:
@@ -126,7 +123,3 @@ async def _body(request: web.Request, limit: int) -> Mapping[str, Any]:
         if len(content) > limit:
             raise RequestTooLargeError(limit)
     return await asyncio.to_thread(parse_body, bytes(content))
-
-
-def _client_id(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {"client_id": body["client_id"]} if isinstance(body.get("client_id"), str) else {}

@@ -9,6 +9,7 @@ from comfy_api.latest import io
 from ..compile_cache.errors import UserError
 from ..compile_cache.texts import Text
 from ..compile_cache.warm_up_plan import CFG, MAX_CFG, MIN_TILE, OVERLAP, plan, table
+from .adapters.comfyui import switch
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases, with_node_id
 from .adapters.warm_up.run import WarmUpInputs, skipped_inputs, warm_up
@@ -51,8 +52,7 @@ class WarmUp(io.ComfyNode):
                     tooltip="Use your sampler's cfg. At 1.0 the sampler skips the negative conditioning, which is "
                     "another shape.",
                 ),
-                *_optional_inputs(),
-                *_tile_inputs(),
+                *_OPTIONAL_INPUTS,
             ],
             outputs=[
                 io.Model.Output(display_name="model", tooltip="The input model, unchanged."),
@@ -84,6 +84,8 @@ class WarmUp(io.ComfyNode):
         overlap: int = OVERLAP,
     ) -> io.NodeOutput:
         """Raises UserError if an input cannot be read, or if none of the connected inputs can be warmed up."""
+        if switch.is_off(cls.hidden.unique_id):  # nothing before it is compiled
+            return io.NodeOutput(model, vae, control_net, switch.IS_OFF, ui=on_node(switch.IS_OFF))
         require_numbers(cfg=cfg)
         if 0 < tile_size < MIN_TILE:
             raise UserError(
@@ -100,50 +102,43 @@ class WarmUp(io.ComfyNode):
         return io.NodeOutput(model, vae, control_net, text, ui=on_node(text))
 
 
-def _optional_inputs() -> list[Any]:
-    return [
-        io.Model.Input(
-            "model",
-            optional=True,
-            tooltip="A model from Compile Model. Each size runs one step; with DeepCache, one full and one fast step.",
-        ),
-        io.Vae.Input(
-            "vae",
-            optional=True,
-            tooltip="A VAE from Compile VAE Decode or Compile VAE. It decodes each size once; from Compile VAE it also "
-            "encodes it.",
-        ),
-        io.ControlNet.Input(
-            "control_net", optional=True, tooltip="The ControlNet that your sampler uses, from Compile ControlNet."
-        ),
-        io.Conditioning.Input(
-            "positive",
-            optional=True,
-            tooltip="Your sampler's positive conditioning. Connect it if it has areas, a ControlNet or an unusual "
-            "length.",
-        ),
-        io.Conditioning.Input("negative", optional=True, tooltip="Your sampler's negative conditioning."),
-    ]
-
-
-def _tile_inputs() -> list[Any]:
-    return [
-        io.Int.Input(
-            "tile_size",
-            default=0,
-            min=0,
-            max=4096,
-            step=32,
-            optional=True,
-            tooltip="The tile size of your VAE Decode (Tiled), in pixels. 0 decodes whole images.",
-        ),
-        io.Int.Input(
-            "overlap",
-            default=OVERLAP,
-            min=0,
-            max=4096,
-            step=32,
-            optional=True,
-            tooltip="The overlap of your VAE Decode (Tiled), in pixels.",
-        ),
-    ]
+_OPTIONAL_INPUTS = [
+    io.Model.Input(
+        "model",
+        optional=True,
+        tooltip="A model from Compile Model. Each size runs one step; with DeepCache, one full and one fast step.",
+    ),
+    io.Vae.Input(
+        "vae",
+        optional=True,
+        tooltip="A VAE from Compile VAE Decode or Compile VAE. It decodes each size once; from Compile VAE it also "
+        "encodes it.",
+    ),
+    io.ControlNet.Input(
+        "control_net", optional=True, tooltip="The ControlNet that your sampler uses, from Compile ControlNet."
+    ),
+    io.Conditioning.Input(
+        "positive",
+        optional=True,
+        tooltip="Your sampler's positive conditioning. Connect it if it has areas, a ControlNet or an unusual length.",
+    ),
+    io.Conditioning.Input("negative", optional=True, tooltip="Your sampler's negative conditioning."),
+    io.Int.Input(
+        "tile_size",
+        default=0,
+        min=0,
+        max=4096,
+        step=32,
+        optional=True,
+        tooltip="The tile size of your VAE Decode (Tiled), in pixels. 0 decodes whole images.",
+    ),
+    io.Int.Input(
+        "overlap",
+        default=OVERLAP,
+        min=0,
+        max=4096,
+        step=32,
+        optional=True,
+        tooltip="The overlap of your VAE Decode (Tiled), in pixels.",
+    ),
+]

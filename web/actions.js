@@ -18,12 +18,13 @@ export class Actions {
     const { output } = await this.app.graphToPrompt();
     if (!Object.keys(output).length) throw new Error(t("This workflow has no sampler and no decode to compile."));
     const answer = await live.post("/resolute/warm-up", { prompt: output, client_id: live.api.clientId });
-    say([t("Queued: {items}.", { items: answer.items.join("; ") }), ...answer.unknown].join(" "));
+    say([t("Queued."), ...answer.unknown].join(" "));
     const over = new AbortController();
     const isDone = await live.ended(() => answer.prompt_id, over.signal).finally(() => over.abort());
     if (!isDone) return t("The warm-up was cancelled.");
-    const { sizes, took } = live.warmed ?? {};
-    return sizes ? t("Ready: {sizes}, {seconds}", { sizes: sizes.join(", "), seconds: seconds(took) }) : t("Ready.");
+    const ran = live.runs.filter((run) => run.prompt_id === answer.prompt_id);
+    const sizes = [...new Set(ran.map((run) => run.size))].join(", ");
+    return t("Ready: {sizes}, {seconds}", { sizes, seconds: seconds(ran.reduce((sum, run) => sum + run.seconds, 0)) });
   }
 
   turn() {
@@ -34,6 +35,11 @@ export class Actions {
   async free() {
     const { text, words } = await this.live.post("/resolute/free", {});
     return inLanguage(text, words, this.t);
+  }
+
+  async tryAgain() {
+    await this.live.post("/resolute/free", {});
+    return this.t("Press Run: what failed is compiled again.");
   }
 
   async copy() {

@@ -38,6 +38,13 @@ function isCompiled(graph, { origin, slot }, kind) {
   return false;
 }
 
+// Links into samplers and decodes: how many there are, and how many of them come from no compile node.
+export function placesIn(app) {
+  const kinds = (app.graph ? [...graphsOf(app.graph)] : []).flatMap((graph) => Object.keys(KINDS).map((kind) => [graph, kind]));
+  const found = kinds.flatMap(([graph, kind]) => places(graph, kind).map((place) => isCompiled(graph, place, kind)));
+  return { all: found.length, bare: found.filter((compiled) => !compiled).length };
+}
+
 function insert(graph, kind, group) {
   const { origin, slot, target } = group[0];
   const node = newNode(graph, KINDS[kind].type, ([width]) => [target.pos[0] - width - GAP, target.pos[1]]);
@@ -48,14 +55,11 @@ function insert(graph, kind, group) {
 
 export function addToWorkflow(app, t) {
   const made = { MODEL: [], VAE: [] };
-  let found = 0;
   oneStep(app, () => {
     for (const graph of graphsOf(app.graph)) {
       for (const kind of Object.keys(KINDS)) {
-        const all = places(graph, kind);
-        found += all.length;
         const groups = new Map(); // one node for all samplers that share a model
-        for (const place of all.filter((each) => !isCompiled(graph, each, kind))) {
+        for (const place of places(graph, kind).filter((each) => !isCompiled(graph, each, kind))) {
           const key = `${place.origin.id}:${place.slot}`;
           groups.set(key, [...(groups.get(key) ?? []), place]);
         }
@@ -66,9 +70,9 @@ export function addToWorkflow(app, t) {
     }
     return made.MODEL.length + made.VAE.length;
   });
-  if (!found) throw new Error(t("This workflow has no sampler and no decode to compile."));
+  if (!placesIn(app).all) throw new Error(t("This workflow has no sampler and no decode to compile."));
   const all = [...made.MODEL, ...made.VAE];
-  if (!all.length) return t("Every sampler and decode of this workflow is compiled already.");
+  if (!all.length) return t("Resolute is already in this workflow.");
   const shown = all.filter((node) => node.graph === app.canvas.graph);
   bringIntoView(app, shown);
   const elsewhere = all.filter((node) => !shown.includes(node));

@@ -14,16 +14,16 @@ export class Live extends EventTarget {
     this.measured = new Set(); // ids of those that a measurement ran without it
     this.working = null; // {text, words, done, total} while something compiles or loads
     this.coming = null; // {text, words, left} while regions are compiled behind the picture
-    this.warmed = null; // {sizes, took} of the last warm-up
     this.problem = ""; // why the server does not answer
     this.timer = 0;
     api.addEventListener("resolute", ({ detail }) => this.receive(detail));
     api.addEventListener("execution_start", ({ detail }) => (this.begun = { [detail.prompt_id]: Date.now() / 1000 }));
     api.addEventListener("execution_success", ({ detail }) => this.noteEnd(detail));
-    api.addEventListener("reconnected", () => {
-      this.working = this.coming = null; // of a server that may have ended meanwhile
-      this.refresh();
+    api.addEventListener("reconnecting", () => {
+      this.problem = "reconnecting";
+      this.changed();
     });
+    api.addEventListener("reconnected", () => this.refresh());
   }
 
   // The messages of a prompt's runs came before that of its end. What ComfyUI had cached is no prompt to show.
@@ -49,7 +49,6 @@ export class Live extends EventTarget {
       if (message.left) return;
     }
     this.working = null;
-    if (message.kind === "warmed") this.warmed = message;
     if (message.kind === "run") this.runs = [...this.runs, message.run].slice(-60);
     this.changed();
     clearTimeout(this.timer);
@@ -59,7 +58,8 @@ export class Live extends EventTarget {
   async refresh() {
     try {
       const [cache, runs] = await Promise.all([this.get("/resolute/cache"), this.get("/resolute/runs")]);
-      Object.assign(this, { cache, runs: runs.runs, problem: "" });
+      const { working, coming } = cache; // a page that is loaded anew has heard no message of them
+      Object.assign(this, { cache, runs: runs.runs, problem: "", working, coming: coming.left ? coming : null });
     } catch (error) {
       this.problem = error.message;
     }
@@ -118,7 +118,9 @@ function refusal(json) {
   const [node] = Object.values(json?.node_errors ?? {});
   const [wrong] = node?.errors ?? [];
   if (!wrong) return json?.error?.message;
+  const file = wrong.type === "value_not_in_list" && String(wrong.extra_info?.received_value ?? "");
   const title = window.LiteGraph.registered_node_types[node.class_type]?.title ?? node.class_type;
+  if (/\.\w{2,11}$/.test(file)) return `Missing file: ${file}. ${title} needs it.`;
   return `${title}: ${wrong.message}: ${(wrong.details ?? "").split(" not in ")[0]}`; // without the list of all files
 }
 

@@ -14,7 +14,7 @@ const ON = "on";
 const OFF = "off";
 const ENOUGH_SECONDS = 10; // of prompts that count
 const MOST_PAIRS = 8;
-const FIRST_PAIR = 4; // prompts
+const FIRST = 2; // prompts, of which the second one counts
 const MOST_WAITS = 5; // for the code of a model and of its decoder, which is asked for later
 const LOOK_MS = 1000; // the server tells twice a second what is being compiled
 
@@ -77,7 +77,7 @@ export function measuredPrompt(output, category, t) {
   return { prompt, ours: switched.filter((id) => needed.has(id)), timed, picture: [last, slot] };
 }
 
-// How many pairs of prompts are measured. seconds: of the first pair.
+// How many pairs of prompts are measured. seconds: of a pair.
 export function pairsFor(seconds) {
   return Math.max(1, Math.min(MOST_PAIRS, Math.ceil(ENOUGH_SECONDS / seconds)));
 }
@@ -119,13 +119,13 @@ export class Measure {
       let promptId;
       for (let index = 0; index < runs.length; index += 1) {
         const { arm, counts } = runs[index];
-        say(this.progress(index + 1, runs.length, arm, took[OFF].length > 0));
+        say(this.progress(index, runs.length, arm));
         let { id, seconds } = await this.once(made, arm, index);
         for (let wait = 1; !counts && wait <= MOST_WAITS && (await this.waited(id, say)); wait += 1)
           ({ id, seconds } = await this.once(made, arm, `${index}.${wait}`));
         if (counts) took[arm].push(seconds);
         if (arm === ON) promptId = id;
-        if (index === FIRST_PAIR - 1) runs = schedule(pairsFor(took[ON][0] + took[OFF][0]));
+        if (index === FIRST - 1) runs = schedule(pairsFor(2 * took[ON][0]));
       }
       const nodes = Object.keys(output).filter((id) => MODELS.has(output[id].class_type));
       const seconds = { seconds: took[ON], stock_seconds: took[OFF] };
@@ -141,12 +141,12 @@ export class Measure {
     }
   }
 
-  progress(number, count, arm, repeats) {
+  // The first prompts tell how many there will be.
+  progress(index, count, arm) {
     const { t } = this;
     const name = arm === ON ? t("with Resolute") : t("without Resolute");
-    return repeats
-      ? t("Short prompts are measured several times: {number} of {count}, {name}.", { number, count, name })
-      : t("Measuring: prompt {number} of {count}, {name}.", { number, count, name });
+    if (index < FIRST) return t("Measuring: the first prompts, {name}.", { name });
+    return t("Measuring: prompt {number} of {count}, {name}.", { number: index + 1, count, name });
   }
 
   // Waits until all is compiled, if the calls of a prompt had to run ComfyUI's own blocks. False if they had not.

@@ -49,7 +49,7 @@ export function addText(node, category, translate) {
   element.tabIndex = lines > TWO_RESULTS ? 0 : -1;
   element.setAttribute("role", "group"); // no live region: the announcer speaks
   element.setAttribute("aria-label", node.title);
-  element.textContent = translate(BEFORE_A_RUN[node.comfyClass] ?? "");
+  element.textContent = BEFORE_A_RUN[node.comfyClass] ? translate(BEFORE_A_RUN[node.comfyClass]) : translate("Press Run");
   element.addEventListener("wheel", (event) => scroll(element, event), { passive: false });
   const height = lines * LINE + PADDING;
   // A node that a workflow of OneDiff's brings keeps its saved size: its text is there only where there is room.

@@ -1,10 +1,11 @@
 // The panel in ComfyUI's sidebar.
 import { Actions } from "./actions.js";
-import { badgeText } from "./badge.js";
+import { stateOf } from "./badge.js";
 import { element, mebibytes } from "./dom.js";
 import { isUndone, latestStep } from "./graph.js";
+import { placesIn } from "./insert.js";
 import { modelTable, titled } from "./sizes.js";
-import { isOff } from "./switch.js";
+import { isIn, isOff } from "./switch.js";
 import { hasOneDiff } from "./replace_nodes.js";
 import { legend, promptRow, prompts } from "./timeline.js";
 
@@ -13,7 +14,7 @@ const MEMORY_MS = 2000;
 export class Panel {
   // category: of a class of node.
   constructor(app, live, t, category) {
-    Object.assign(this, { app, live, t, actions: new Actions(app, live, t, category) });
+    Object.assign(this, { app, live, t, category, actions: new Actions(app, live, t, category) });
     this.update = () => this.draw();
   }
 
@@ -32,7 +33,11 @@ export class Panel {
         this.draw();
       },
     });
+    this.again = this.button("try-again", t("Try again"), t("What could not be compiled is compiled again."), () =>
+      this.act(() => this.actions.tryAgain()),
+    );
     this.progress = element("progress", { class: "resolute-progress", "aria-label": t("Compiling") });
+    this.row = element("div", { class: "resolute-buttons" }, this.buttons());
     this.said = element("div", { class: "resolute-said", role: "status", "aria-live": "polite" });
     this.memory = element("div", { class: "resolute-memory" });
     this.models = element("div");
@@ -46,9 +51,10 @@ export class Panel {
         { class: "resolute-panel", "aria-label": "Resolute" },
         element("h2", {}, "Resolute"),
         this.status,
+        this.again,
         this.progress,
         this.switch,
-        element("div", { class: "resolute-buttons" }, this.buttons()),
+        this.row,
         this.said,
         this.heading,
         this.memory,
@@ -78,10 +84,12 @@ export class Panel {
     this.live.api.removeEventListener("execution_start", this.forget);
   }
 
+  button(id, text, tip, onclick) {
+    return element("button", { type: "button", class: "resolute-button", title: tip, "data-action": id, onclick }, text);
+  }
+
   buttons() {
-    const t = this.t;
-    const button = (id, text, tip, action) =>
-      element("button", { type: "button", class: "resolute-button", title: tip, "data-action": id, onclick: action }, text);
+    const { t, button } = this;
     return [
       button(
         "add",
@@ -107,7 +115,7 @@ export class Panel {
       button("warm-up", t("Warm up this workflow"), t("Compiles and captures the sizes of this workflow now."), () =>
         this.act((say) => this.actions.warmUp(say)),
       ),
-      button("free", t("Free"), t("Frees the memory of all captures; nothing compiles again."), () =>
+      button("free", t("Free"), t("Frees the memory of all captures; compiled code stays."), () =>
         this.act(() => this.actions.free()),
       ),
       button("copy", t("Copy report"), t("Copies the report as text, for a bug report."), () =>
@@ -147,7 +155,8 @@ export class Panel {
   }
 
   state() {
-    return `${isOff(this.app)} ${hasOneDiff()} ${this.step && isUndone(this.app, this.step)}`;
+    const { all, bare } = placesIn(this.app);
+    return `${isOff(this.app)} ${isIn(this.app, this.category)} ${all} ${bare} ${hasOneDiff()} ${this.step && isUndone(this.app, this.step)}`;
   }
 
   draw() {
@@ -155,22 +164,28 @@ export class Panel {
     if (this.step && isUndone(this.app, this.step)) this.said.textContent = "";
     this.drawn = this.state();
     const calm = live.readySizes ? t("{sizes} sizes ready", { sizes: live.readySizes }) : t("no size is ready yet");
-    this.status.textContent = live.problem ? `${t("no answer")}: ${live.problem}` : badgeText(live, t, calm);
+    const { text, look } = stateOf(this.app, live, t, this.category, calm);
+    this.status.textContent = text;
+    this.again.hidden = look !== "failed" || Boolean(live.problem);
     this.progress.hidden = !live.working?.total;
     if (live.working?.total) Object.assign(this.progress, { max: live.working.total, value: live.working.done });
     const off = isOff(this.app);
+    this.switch.hidden = !isIn(this.app, this.category);
     this.switch.setAttribute("aria-checked", String(!off));
     this.switch.textContent = off ? t("Resolute is off for this workflow") : t("Resolute is on for this workflow");
-    const convert = document.querySelector("[data-action=convert]");
-    if (convert) convert.hidden = !hasOneDiff();
-    const measure = document.querySelector("[data-action=measure]");
-    if (measure) measure.textContent = this.actions.measuring.isRunning ? t("Cancel measuring") : t("Measure against stock");
+    const { all, bare } = placesIn(this.app);
+    const [add, convert, measure] = this.row.children;
+    add.hidden = all > 0 && !bare;
+    add.classList.toggle("resolute-primary", bare > 0);
+    convert.hidden = !hasOneDiff();
+    measure.classList.toggle("resolute-primary", add.hidden);
+    measure.textContent = this.actions.measuring.isRunning ? t("Cancel measuring") : t("Measure against stock");
     if (!live.cache) return;
     this.memory.replaceChildren(...this.memoryRow());
     const none = element("p", { class: "resolute-faint" }, t("No compiled model has run yet."));
     const { captures } = live.cache.device;
     this.heading.hidden = !captures;
-    this.legend.replaceChildren(legend(t, captures));
+    this.legend.replaceChildren(legend(t, live.runs));
     const said = this.said.textContent;
     const models = titled(live.cache.models, live.runs);
     const tables = models.map((model) => modelTable(model, live.cache.measurements, said, captures, t));
@@ -192,7 +207,7 @@ export class Panel {
       ? this.t("On disk: {count} regions, {size}", { count: store.regions, size: mebibytes(store.bytes) })
       : this.t("Nothing is kept on disk.");
     this.details.textContent = `${this.t("{count} compiled regions in memory", { count })}. ${disk}`;
-    if (!device.captures) return [];
+    if (!device.captures) return device.name === "cpu" ? [this.t("On a CPU Resolute brings no speed")] : [];
     const taken = device.total_bytes - device.free_bytes;
     const whole = this.t("{used} of {total} used on {device}", {
       used: mebibytes(taken),

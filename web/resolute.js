@@ -8,9 +8,11 @@ import { addText, fillTexts, hearWords, showError, showResult } from "./node_tex
 import { nodesById } from "./graph.js";
 import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
+import { sizeText } from "./sizes.js";
 import { translator } from "./strings.js";
 import { addSwitch } from "./switch.js";
 import { listTemplates, translateTemplate } from "./templates.js";
+import { say } from "./words.js";
 
 const PREFIX = "Resolute";
 const TAB = "resolute";
@@ -59,6 +61,13 @@ async function reportError(error) {
   else toast?.error?.(`${title}: ${sentence}`);
 }
 
+// Once, when a run was the first that ran compiled code.
+function reportSuccess({ kind, run }) {
+  if (kind !== "run" || !run.came || run.role !== "unet") return;
+  const detail = `${sizeText(run.size, t)}: ${say(run.lines[0], run.words.lines[0], t)}`;
+  app.extensionManager.toast?.add?.({ severity: "success", summary: "Resolute", detail, life: 10_000 });
+}
+
 function iconBadge() {
   return live.working ? "…" : live.readySizes ? String(live.readySizes) : null;
 }
@@ -89,7 +98,7 @@ function addPanel() {
     destroy: () => panel.destroy(),
   });
   followBadge();
-  addBadge(app, live, t, () => app.extensionManager.command.execute(`Workspace.ToggleSidebarTab.${TAB}`));
+  addBadge(app, live, t, category, () => app.extensionManager.command.execute(`Workspace.ToggleSidebarTab.${TAB}`));
 }
 
 const fixed = await live.get("/resolute/settings").then(
@@ -106,6 +115,7 @@ app.registerExtension({
     addPanel();
     announcer = new Announcer(live, t);
     live.addEventListener("message", ({ detail }) => hearWords(detail));
+    live.addEventListener("message", ({ detail }) => reportSuccess(detail));
     api.addEventListener("execution_error", ({ detail }) => reportError(detail));
     await live.refresh();
   },

@@ -21,7 +21,8 @@ const PRESETS = {
 
 const CHANGED = ", changed"; // after the name of a preset of which a setting was changed
 
-const AFTER_A_RESTART = "Used when ComfyUI starts the next time.";
+const AFTER_A_RESTART = "Used after a restart of ComfyUI"; // the heading of all others
+const AT_ONCE = [PRESET, BACKEND];
 const DEFINITIONS = [
   {
     id: PRESET,
@@ -41,48 +42,48 @@ const DEFINITIONS = [
   },
   {
     id: COMPILE,
-    name: "Compile behind or before the picture (after a restart)",
+    name: "Compile behind or before the picture",
     type: "combo",
     options: ["behind", "before"],
     defaultValue: WHEN,
-    tooltip: `Behind: a first prompt samples at once as ComfyUI does, and compiled blocks come in when they are ready. Before: it waits for them. ${AFTER_A_RESTART}`,
+    tooltip: "Behind: a first prompt samples at once as ComfyUI does, and compiled blocks come in when they are ready. Before: it waits for them.",
   },
   {
     id: "Resolute.Captures",
-    name: "Capture each size as a CUDA graph (after a restart)",
+    name: "Capture each size as a CUDA graph",
     type: "boolean",
     defaultValue: true,
-    tooltip: `Off keeps the compiled blocks and makes no captures: slower, with less memory. ${AFTER_A_RESTART}`,
+    tooltip: "Off keeps the compiled blocks and makes no captures: slower, with less memory.",
   },
   {
     id: "Resolute.BudgetMiB",
-    name: "Memory for captures in MiB (0: automatic) (after a restart)",
+    name: "Memory for captures in MiB (0: automatic)",
     type: "number",
     defaultValue: 0,
     attrs: { min: 0, max: 1048576, step: 256 },
-    tooltip: `GPU memory that captures may hold. Automatic takes a quarter of the GPU, at most 4096 MiB. ${AFTER_A_RESTART}`,
+    tooltip: "GPU memory that captures may hold. Automatic takes a quarter of the GPU, at most 4096 MiB.",
   },
   {
     id: "Resolute.Workers",
-    name: "Processes that compile (-1: automatic) (after a restart)",
+    name: "Processes that compile (-1: automatic)",
     type: "number",
     defaultValue: -1,
     attrs: { min: -1, max: 61, step: 1 },
-    tooltip: `Automatic takes all processors but two. 0: ComfyUI's own process compiles, while no prompt runs. ${AFTER_A_RESTART}`,
+    tooltip: "Automatic takes all processors but two. 0: ComfyUI's own process compiles, while no prompt runs.",
   },
   {
     id: "Resolute.Remember",
-    name: "Remember sizes over restarts (after a restart)",
+    name: "Remember sizes over restarts",
     type: "boolean",
     defaultValue: true,
-    tooltip: `Loads what you used last when ComfyUI starts. ${AFTER_A_RESTART}`,
+    tooltip: "Loads what you used last when ComfyUI starts.",
   },
 ];
 
 // fixed: setting -> "VARIABLE=value", from GET /resolute/settings. get and set: read and change a setting of ComfyUI's dialog.
 export function settings(fixed, get, set) {
   return DEFINITIONS.map((definition, index) => {
-    const category = [CATEGORY, CATEGORY, definition.id.split(".")[1]];
+    const category = [CATEGORY, AT_ONCE.includes(definition.id) ? CATEGORY : AFTER_A_RESTART, definition.id.split(".")[1]];
     const made = { ...definition, category, sortOrder: DEFINITIONS.length - index };
     if (definition.id === PRESET) {
       made.options = () => [...new Set([...Object.keys(PRESETS), get(PRESET)])].map((name) => ({ text: name, value: name }));

@@ -42,6 +42,8 @@ function tip(row, t) {
     .join("\n");
 }
 
+const opened = new Set(); // models whose table is unfolded
+
 const isDecoder = (model) => model.shapes[0].role.startsWith("vae_");
 
 // The files that a model was seen to come from since ComfyUI started; its name where none is known.
@@ -74,6 +76,11 @@ export function modelTable(model, measurements, said, hasCaptures, t) {
       hasCaptures ? element("td", {}, t("{count} times", { count: row.hits })) : null,
     ),
   );
+  const counts = ORDER.map((state) => [rows.filter((row) => row.state === state).length, t(STATES[state])]);
+  const count = counts.filter(([number]) => number).map((pair) => pair.join(" ")).join(t("; "));
+  const table = element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body));
+  const folded = element("details", { open: opened.has(model.model) }, element("summary", {}, count), table);
+  folded.addEventListener("toggle", () => opened[folded.open ? "add" : "delete"](model.model));
   const more = rows.length > SIZES ? t("and {count} more", { count: rows.length - SIZES }) : "";
   const kind = isDecoder(model) ? ` (${t(ROLES[model.shapes[0].role])})` : "";
   const results = measurements
@@ -85,7 +92,7 @@ export function modelTable(model, measurements, said, hasCaptures, t) {
     "div",
     { class: "resolute-model" },
     element("h4", { title: model.name }, `${model.title}${kind}`),
-    element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)),
+    folded,
     results.map((each) => element("p", { class: "resolute-measured" }, each)),
     more ? element("p", { class: "resolute-faint" }, more) : null,
   );

@@ -4,7 +4,8 @@ import taiwanese from "./languages/zh-TW.js";
 import chinese from "./languages/zh.js";
 
 const LANGUAGES = { zh: chinese, "zh-TW": taiwanese, ja: japanese };
-const ONE = /\b1 (region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node)s\b/g; // as in compile_cache/texts.py
+const NOUNS = "region|size|capture|time|step|attention kernel|image|channel|block|OneDiff node|call|eager call|replay";
+const ONE = new RegExp(`(?<![\\d.])1 (${NOUNS}|region compile|region load)s\\b`, "g"); // as in compile_cache/texts.py
 
 const PLACE = /\{(\w+)\}/g;
 const LEAST = 20; // characters of a template without its values: a shorter one would fit any sentence

@@ -1,7 +1,7 @@
 // The switch "Resolute on/off" of a whole workflow. It is kept in the workflow, and goes into the prompt as one more
 // input of our nodes: no node is edited or bypassed, and what is behind them runs again when the switch changes.
 
-import { oneStep } from "./graph.js";
+import { nodesById, oneStep } from "./graph.js";
 
 const INPUT = "resolute"; // as in nodes/adapters/comfyui/switch.py
 const KEY = "resolute"; // in the extra data of a workflow
@@ -12,6 +12,7 @@ const CLASSES = new Set([
   "ResoluteCompileControlNet",
   "ResoluteLoadCheckpoint",
   "ResoluteDeepCache",
+  "ResoluteWarmUp",
 ]);
 
 export function isOff(app) {
@@ -20,6 +21,10 @@ export function isOff(app) {
 
 // A node that the switch turns off. category: of its class.
 export const isSwitched = (type, category) => CLASSES.has(type) || category === "Resolute/OneDiff";
+
+// The open workflow has a node of ours that compiles.
+export const isIn = (app, category) =>
+  Boolean(app.graph) && [...nodesById(app.graph)].some(([, { comfyClass: type }]) => isSwitched(type, category(type)));
 
 export function turn(app, off) {
   const { graph } = app;

@@ -9,16 +9,17 @@ export const KINDS = {
   originals: "ComfyUI's own blocks, compiling",
   capture: "capture",
   compile: "compile",
+  check: "checking",
   load: "load from disk",
   bypass: "bypass",
+  stopped: "stopped",
 };
 const PROMPTS = 8;
 
-const OF_CAPTURES = ["replay", "capture"];
-
-// hasCaptures: false on a device that makes none.
-export function legend(t, hasCaptures) {
-  const kinds = Object.entries(KINDS).filter(([kind]) => hasCaptures || !OF_CAPTURES.includes(kind));
+// Of the kinds that these runs have.
+export function legend(t, runs) {
+  const shown = new Set(runs.flatMap((run) => run.segments ?? []).map((piece) => piece.kind));
+  const kinds = Object.entries(KINDS).filter(([kind]) => shown.has(kind));
   const items = kinds.map(([kind, name]) =>
     element("li", {}, element("span", { class: `resolute-swatch resolute-${kind}`, "aria-hidden": "true" }), t(name)),
   );

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..call_policy import ANYTHING, CallPolicy
 from ..config import CacheConfig
-from ..errors import BypassCode, BypassReason
 from ..host_load import HostLoad
 from ..keys import Component, GraphKey
 from ..regions.site import HookBuilder, Progress, SilentProgress
@@ -72,12 +72,10 @@ class Call:
     device: of the first tensor, "cuda:0" or "cpu".
     epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
     torch_flags: that it computes under, see flags.py.
-    forward_bypass: why the call must run eagerly, if it must. capture_blocker: why it must not be captured.
+    policy: what may be done with it.
     why_captured: why a capture is made now, where nothing else says so.
     is_behind: what has no code yet runs its original, and is compiled behind the call.
-    is_left_alone: compiled code is slower on this device, so the call runs without it.
     begins_run: it is the first one of a sampling run, or a call outside of any.
-    may_capture: False where a capture would keep more memory than it is worth.
     is_compared: in turn with its original, which may be as fast as compiled code, see `WholeCalls`.
     method: None if `invoke` does more than to call one method of the module.
     weights: see `Weights`.
@@ -89,13 +87,10 @@ class Call:
     device: str
     epoch: int = 0
     torch_flags: tuple[Component, ...] = ()
-    forward_bypass: BypassReason | None = None
-    capture_blocker: BypassReason | None = None
-    may_capture: bool = True
+    policy: CallPolicy = ANYTHING
     why_captured: str = ""
     is_compared: bool = False
     is_behind: bool = False
-    is_left_alone: bool = False
     begins_run: bool = False
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
@@ -107,13 +102,8 @@ class Call:
         """It counts in its comparison: not if something else makes the call run eagerly, nor, if it is compared as it
         comes, where it does more than its key says.
         """
-        comes = self.is_behind and self.capture_blocker is None
-        return (self.is_compared or comes) and self.forward_bypass is None
-
-    @property
-    def is_streamed(self) -> bool:
-        """Some of its weights are not on the device: blocks that lack theirs run eagerly."""
-        return self.capture_blocker is not None and self.capture_blocker.code is BypassCode.STREAMED_WEIGHTS
+        comes = self.is_behind and self.policy.is_repeatable
+        return (self.is_compared or comes) and not self.policy.is_eager
 
 
 class Graph(Protocol):
@@ -239,9 +229,12 @@ class Backend(ABC):
         """How many regions have compiled code in memory: of all models, each once."""
         return 0
 
-    def given_up_regions(self) -> int:
-        """How many regions there is no code of in the end, of those that `coming` counted."""
-        return 0
+    def failed_regions(self) -> list[str]:
+        """Why there is no code of regions in the end, a sentence for each."""
+        return []
+
+    def retry_failed(self) -> None:  # noqa: B027
+        """Compile those again, when a call comes to them."""
 
     def coming(self, more: int = 0) -> tuple[int, float | None]:
         """How many regions are being compiled, and in about how many seconds these are there, and `more` that no call

@@ -13,6 +13,7 @@ import torch
 
 from ..backends.base import Call, Code, Program
 from ..backends.cuda_graphs.run_cost import cost_of_run
+from ..call_policy import Runs
 from ..captures.attempts import NOT_RESIDENT
 from ..captures.captures import Reach, capture_key, free_bytes
 from ..captures.tiers import Tiers
@@ -68,33 +69,37 @@ class GraphCache(CacheMemory):
         called once, after a replay was launched, so that the look overlaps with the GPU's work, or before anything else
         runs. If it returns another call, the replay's output is dropped and that call is answered.
         """
-        timed = capture_key(program, call) if call.is_timed else None
+        key = capture_key(program, call)
         waits = program.code_of(call.key) is not Code.READY
-        with self._lock, self.whole_calls.timed(timed, call.is_compared, waits, call.is_streamed):
+        timed = key if call.is_timed else None
+        with self._lock, self.whole_calls.timed(timed, call.is_compared, waits, call.policy.is_streamed):
             if call.begins_run:
                 self._tiers.begin_run(program)
             # The look at all modules, where a run begins, keeps the host busy.
             with self.stats.host.claimed() if call.begins_run else nullcontext():
-                begun = self._begin(program, call)
+                begun = self._begin(program, call, key)
                 if recheck is not None and (call_now := recheck()) is not call:
                     self.whole_calls.replays_nothing()
-                    begun = self._begin(program, call_now)
+                    begun = self._begin(program, call_now, capture_key(program, call_now))
             result = self._finish(program, begun)
             self._captures.keep_to_budget()
             return result
 
-    def _begin(self, program: Program, call: Call) -> _Begun:
-        """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted."""
-        key = capture_key(program, call)
+    def _begin(self, program: Program, call: Call, key: CaptureKey) -> _Begun:
+        """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted.
+
+        key: see `capture_key`.
+        """
         if program.capabilities.reads_live_weights:
             self._captures.drop_unrefreshable(key.owner, call.epoch)
-        slower = None if call.forward_bypass else self.whole_calls.reason(key, call.is_compared, call.is_streamed)
+        policy = call.policy
+        slower = None if policy.is_eager else self.whole_calls.reason(key, call.is_compared, policy.is_streamed)
         if slower is not None:
             if call.is_compared:
                 return _Begun(call, key, Action.EAGER, slower)
-            call = replace(call, is_left_alone=True)
-        key = self._tiers.key_of(program, call)
-        action, reason = self._decide(program, call, key, call.capture_blocker)
+            call = replace(call, policy=policy.originals())
+        key = self._tiers.key_of(program, call, key)
+        action, reason = self._decide(program, call, key)
         if action is not Action.REPLAY:
             return _Begun(call, key, action, reason or slower)
         if not call.weights.pin():
@@ -106,16 +111,17 @@ class GraphCache(CacheMemory):
             call.weights.unpin()
 
     def _decide(
-        self, program: Program, call: Call, key: CaptureKey, blocker: BypassReason | None
+        self, program: Program, call: Call, key: CaptureKey, short: BypassReason | None = None
     ) -> tuple[Action, BypassReason | None]:
-        """The fastest correct path, and why it is slower than it might be. blocker: why the call is not captured."""
-        if call.forward_bypass is not None:
-            return Action.EAGER, call.forward_bypass
-        uncaptured = Action.REGIONS if program.capabilities.compiles and not call.is_left_alone else Action.EAGER
-        may_capture = self.config.capture and call.may_capture and not self._attempts.gains_nothing(key)
-        if not (program.capabilities.captures and may_capture):
+        """The fastest correct path, and why it is slower than it might be. short: the weights did not all fit."""
+        policy = call.policy
+        if policy.is_eager:
+            return Action.EAGER, policy.reason
+        uncaptured = Action.REGIONS if program.capabilities.compiles and policy.runs is Runs.CODE else Action.EAGER
+        captures = self.config.capture and program.capabilities.captures and not self._attempts.gains_nothing(key)
+        if not captures or not (policy.may_capture or policy.reason):
             return uncaptured, None
-        reason = blocker or self._attempts.reason(key)
+        reason = policy.reason or short or self._attempts.reason(key)
         if reason is None and key in self._captures:
             return (Action.COMPARE if self._tiers.compares(key) else Action.REPLAY), None
         if self._attempts.is_measured_first(call, key):
@@ -154,7 +160,7 @@ class GraphCache(CacheMemory):
             return begun.output
         difference = self._record_signature(program, key)
         with ExitStack() as held:
-            is_short = reason is NOT_RESIDENT or (action is Action.EAGER and not call.is_left_alone)
+            is_short = reason is NOT_RESIDENT or (action is Action.EAGER and call.policy.runs is not Runs.ORIGINALS)
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
                 self._attempts.count(NOT_RESIDENT)
@@ -169,7 +175,7 @@ class GraphCache(CacheMemory):
                     raise
         if out_of_memory:  # not in the handler: the error's frames hold tensors until it ends
             return self._answer_out_of_memory(call, key)
-        if action is not Action.EAGER and call.capture_blocker is None:  # also where a cancelled call was the first one
+        if action is not Action.EAGER and call.policy.is_repeatable:  # also where a cancelled call was the first one
             self._remember(call, program, key, seconds)
         return result
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from ..texts import Text
-from .rows import ROLES, totals
+from .rows import LEAST_GAIN, ROLES, totals
 
 
 def report(data: Mapping[str, Any]) -> Text:
-    """The text of Graph Cache Report: the totals, what was chosen and measured, and a line for each capture."""
-    text_lines: list[str] = [*totals(data), *_modules(data["modules"]), *map(_attention, data["attention"])]
+    """The text of Graph Cache Report: what it comes to, the totals, what was chosen and measured, and each capture."""
+    text_lines: list[str] = [*_verdict(data), *totals(data), *_modules(data["modules"])]
+    text_lines += map(_attention, data["attention"])
     text_lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
     for each in data["measurements"]:
         values = {name: each[name] for name in ("device", "date", "model")}
@@ -19,6 +21,19 @@ def report(data: Mapping[str, Any]) -> Text:
     if left_out := sorted({name for module in data["modules"] for name in module["left_out"]}):
         text_lines.append(Text("left out of compiling: {names}", names=", ".join(left_out)))
     return Text.joined("\n", [*text_lines, *_captures(data["entries"])])
+
+
+def _verdict(data: Mapping[str, Any]) -> Iterable[str]:
+    """What was measured in short: "Fast: 1.8 times stock at 3 sizes". Then what failed."""
+    ratios = [each["stock_seconds"] / each["seconds"] for each in data["measurements"]]
+    fast = [each for each in ratios if each >= LEAST_GAIN]
+    slow = [each["size"] for each, ratio in zip(data["measurements"], ratios, strict=True) if ratio <= 1 / LEAST_GAIN]
+    if fast:
+        yield Text("Fast: {times} times stock at {count} sizes", times=f"{median(fast):.1f}", count=len(fast))
+    if slow:
+        yield Text("Slower than stock: {sizes}", sizes=", ".join(slow))
+    if data["failed"]["regions"]:
+        yield data["failed"]["text"]
 
 
 def _modules(modules: Iterable[Mapping[str, Any]]) -> Iterable[Text]:
@@ -59,21 +74,12 @@ def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     wide = 2 + max(len(size_of(entry)) for entry in entries)
     return ["", f"{'size':<{wide}}{'what':<12}{'backend':<10}{'hits':>5}{'MiB':>8}"] + [
-        f"{size_of(entry):<{wide}}{_role(entry):<12}{entry['backend']:<10}{entry['hits']:>5}"
+        f"{size_of(entry):<{wide}}{ROLES.get(entry['role'], entry['role']):<12}{entry['backend']:<10}{entry['hits']:>5}"
         f"{entry['bytes'] / 2**20:>8.1f}"
         for entry in entries
     ]
 
 
-def capture_name(entry: Mapping[str, Any]) -> str:
-    """Of an entry of `cache_report.report`: "1024x1024, batch 2  sampling"."""
-    return f"{size_of(entry)}  {_role(entry)}"
-
-
 def size_of(entry: Mapping[str, Any]) -> str:
     """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
     return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))
-
-
-def _role(entry: Mapping[str, Any]) -> str:
-    return ROLES.get(entry["role"], str(entry["role"]))

@@ -14,14 +14,15 @@ from ..stats import SHORT_WAIT
 from ..texts import Text, words_of
 from .misses import FIRST, SINCE
 from .reason_texts import because, in_short
-from .run_summary import SAID, Run, came_text, time_text
+from .run_summary import NOW_COMPILED, SAID, Run, time_text
 
 _MAX_REASONS = 4
+LEAST_GAIN = 1.05  # to be said
 _MAX_NEW_SIGNATURES = 3
 # Texts of events of kind load: before the first model of a process, and before each other one.
 BACKEND, MODEL = "the backend", "the model's blocks"
 # Fields and counters of a run in `GET /resolute/runs`.
-_AS_IT_IS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped")
+_AS_IT_IS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped", "came")
 _COUNTED = (
     "replays", "original_replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads",
     "verifications",
@@ -50,11 +51,13 @@ class Row:
 
 
 def status(run: Run, measured: Text | None = None) -> Text:
-    """The result in up to three lines, as the node shows it: "384x256, batch 2: no compile needed, 21 ms/step".
+    """The result in up to three lines, as the node shows it: "384x256, batch 2: Compiled, 21 ms/step".
 
     measured: what *Measure against stock* found for this model and size. A run without a wait shows it below.
     """
     first, *more = lines(run)
+    if run.on_cpu and run.role == Role.UNET.value and not run.stopped and (run.ran_originals or not run.is_plain):
+        more.append(Text("On a CPU Resolute brings no speed"))
     if not run.why_no_calls:
         first = Text("{size}: {result}", size=run.size, result=first)
     return Text.joined("\n", [first, measured] if measured is not None and run.is_plain else [first, *more])
@@ -84,9 +87,7 @@ def reasons(run: Run) -> list[Text]:
 
 def marks(run: Run) -> list[Text]:
     """Labels that set a run apart, for its line in the panel."""
-    labels = [Text("warm-up")] if run.is_warm_up else []
-    labels += [Text("cancelled")] if run.stopped else []
-    return labels + [Text("loading the backend, {time}", time=time_text(each)) for each in _loads(run, BACKEND)]
+    return [Text("warm-up")] * run.is_warm_up + [Text("cancelled")] * run.stopped
 
 
 def plain(run: Run) -> dict[str, Any]:
@@ -162,26 +163,26 @@ def _why_compiled(run: Run) -> Text:
 def _results(run: Run) -> list[str]:
     done = [row.text for row in _work(run) if row.is_result]
     answered = run.counts.get("replays", 0) + run.counts.get("graph_calls", 0)
-    if not answered and not run.counts.get("eager_calls", 0):  # cancelled, or failed
-        return [*done, _stop(run, Text("stopped in the first step"))]
-    if run.stopped:
-        return [*done, _stop(run, Text("stopped"))]
+    if run.stopped or not (answered or run.counts.get("eager_calls", 0)):
+        return [*done, Text("stopped")]
     waits = [Text("ComfyUI's own blocks as one CUDA graph")] if run.counts.get("original_replays", 0) else []
     waits = waits or ([Text("compiling meanwhile")] if run.counts.get("waiting_calls", 0) else [])
-    done = [came_text(run.came), *done] if run.came else [*done, *waits]
+    done = [NOW_COMPILED, *done] if run.came else [*done, *waits]
     if not (run.came or waits or any(run.counts.get(name, 0) for name in SAID.values())):
-        done.insert(0, Text("no compile needed") if answered else Text("ran uncompiled"))
+        done.insert(0, Text("Compiled") if answered else Text("ran uncompiled"))
     return [*done, *_speed(run)]
-
-
-def _stop(run: Run, text: Text) -> Text:
-    return kept(*run.regions) if run.regions[0] < run.regions[1] and not run.ran_originals else text
 
 
 def _speed(run: Run) -> list[str]:
     seconds = run.seconds_without_waits
     if run.role == Role.CONTROLNET.value or not seconds:
         return []
+    compiled, original = run.times or (0.0, 0.0)
+    if run.came and run.steps and original >= LEAST_GAIN * compiled > 0:
+        calls = sum(run.counts.get(name, 0) for name in ("replays", "graph_calls", "eager_calls")) / run.steps
+        time, own = time_text(calls * compiled), time_text(calls * original)
+        text = "{time} a step, {times} times as fast as ComfyUI's own blocks ({own})"
+        return [Text(text, time=time, times=f"{original / compiled:.1f}", own=own)]
     return [Text("{time}/step", time=time_text(seconds / run.steps))] if run.steps else [time_text(seconds)]
 
 
@@ -198,9 +199,11 @@ def _loads(run: Run, what: str) -> list[float]:
 # --- the cache --------------------------------------------------------------------------------------------------
 
 
-def kept(done: int, total: int) -> Text:
-    """Said where a compile was cancelled. done: regions that are compiled."""
-    return Text("stopped; {done} of {total} are kept", done=done, total=total)
+def failed_text(reasons: Sequence[str]) -> Text | None:
+    """How many regions have no code in the end, and why the first one has none."""
+    if not reasons:
+        return None
+    return Text("{count} regions could not be compiled: {why}", count=len(reasons), why=reasons[0])
 
 
 def counted(counts: Mapping[str, int]) -> dict[str, Text]:

@@ -17,6 +17,7 @@ from ..texts import Text
 
 _SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
 _MAX_SEGMENTS = 60
+NOW_COMPILED = Text("Now compiled")  # once a call ran all regions, after calls that ran originals in place of them
 # Kinds of waits that the result of a run may say, and the counter that has to rise for that.
 SAID = {"compile": "region_compiles", "load": "region_loads", "capture": "captures"}
 _SIZE = re.compile(r"(\d+)x(\d+)(?:,|$)")
@@ -30,13 +31,14 @@ class Run:
     without the negative prompt's half. steps: 0 where there are none. started: Unix seconds. seconds: the whole run;
     waited: of these, compiling, loading and capturing; waits: the same seconds one by one. beside: the waits of
     ControlNets meanwhile, which have runs of their own. counts: how far the counters rose. events: of this time.
-    stopped: the user cancelled it. regions: how many of the prompt's regions are compiled.
-    why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a side of one latent cell.
+    stopped: the user cancelled it. why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a
+    side of one latent cell.
     structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
     formats: what computes its quantized weights: "int8_tensorwise products".
     file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
     if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
-    came: regions whose code came behind the picture, if calls had waited for it and ran them all; else 0.
+    came: code that calls had waited for came behind the picture, and they ran all of it. times: seconds of a call
+    compiled and by the application's own blocks, if both were timed. on_cpu: where nothing gets faster.
     why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 
@@ -60,11 +62,12 @@ class Run:
     waits: tuple[Event, ...] = ()
     beside: tuple[Event, ...] = ()
     stopped: bool = False
-    regions: tuple[int, int] = (0, 0)
     step_bytes: tuple[int, int] = (0, 0)
     is_warm_up: bool = False
     why_eager: str = ""
-    came: int = 0
+    came: bool = False
+    times: tuple[float, float] | None = None
+    on_cpu: bool = False
 
     @property
     def size(self) -> str:
@@ -100,15 +103,17 @@ class Run:
 
     @property
     def answered_by(self) -> str:
-        """The path that answered most calls: "replay", "regions" or "bypass"; "originals" if all waited for code."""
+        """The path that answered most calls: "replay", "regions" or "bypass"; "originals" if all waited for code, and
+        "stopped" if none was answered.
+        """
         waiting = self.counts.get("waiting_calls", 0)
         counts = {
             "regions": self.counts.get("graph_calls", 0),
             "replay": self.counts.get("replays", 0),
             "bypass": self.counts.get("eager_calls", 0) - waiting + (1 if self.why_no_calls else 0),
         }
-        if waiting and not any(counts.values()):
-            return "originals"
+        if not any(counts.values()):
+            return "originals" if waiting else "stopped"
         return max(counts, key=lambda kind: counts[kind])
 
     def segments(self) -> list[dict[str, Any]]:
@@ -133,6 +138,9 @@ class Run:
             else:
                 merged.append({"kind": kind, "start": begun, "seconds": end - begun})
             at = end
+        compiles = self.counts.get("region_compiles", 0) or not self.counts.get("verifications", 0)
+        if self.came or self.ran_originals or not compiles:  # code that came otherwise is compared
+            merged = [{**each, "kind": "check"} if each["kind"] == "compile" else each for each in merged]
         return merged[:_MAX_SEGMENTS]
 
     def _span(self, event: Event) -> tuple[float, float, str]:
@@ -178,11 +186,6 @@ def sides_in(text: str) -> tuple[int, int] | None:
     """(width, height) in pixels of a `size_text`; None for another text."""
     match = _SIZE.match(text)
     return None if match is None else (int(match[1]), int(match[2]))
-
-
-def came_text(regions: int) -> Text:
-    """Said once a call ran all of a model's regions, after calls that ran originals in place of them."""
-    return Text("compiled from here on: {count} regions", count=regions)
 
 
 def time_text(seconds: float) -> str:

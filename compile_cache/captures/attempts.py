@@ -1,7 +1,7 @@
 """Attempts to capture calls. This file alone makes captures, and keeps and words the reasons why one is not made.
 
 Three refusals are raised elsewhere: over budget and no gain by the recording, weights not resident by `Weights.pin`.
-What forbids a capture from outside the cache comes with the call, as `Call.capture_blocker`.
+What forbids a capture from outside the cache comes with the call, in `Call.policy`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..backends.base import Call, Code, Program
+from ..call_policy import Runs
 from ..keys import COMPILED_NOW, CaptureKey, Tier
-from .captures import Captures, capture_key
+from .captures import Captures
 
 
 class Tiers:
@@ -36,13 +37,14 @@ class Tiers:
             elif code is Code.CAME:
                 self._to_compare.add(key)
 
-    def key_of(self, program: Program, call: Call) -> CaptureKey:
-        """A warm-up, and any other call that waits for its code, is never answered by the first tier, unless its
+    def key_of(self, program: Program, call: Call, compiled: CaptureKey) -> CaptureKey:
+        """The key in the tier that the call is answered in. compiled: that of the second tier.
+
+        A warm-up, and any other call that waits for its code, is never answered by the first tier, unless its
         originals are faster. One whose capture another program made runs once, so that this one knows what it lacks.
         """
-        compiled = capture_key(program, call)
         original = _of(compiled, Tier.ORIGINAL)
-        if call.is_left_alone:
+        if call.policy.runs is Runs.ORIGINALS:
             return original
         is_known = program.has_run(call.key) or not call.begins_run
         if call.is_behind and (
@@ -54,7 +56,7 @@ class Tiers:
     @staticmethod
     def key_that_ran(program: Program, call: Call, key: CaptureKey) -> CaptureKey:
         """The key of the call that `program.run` has just answered: what lacked code shows only then."""
-        return _of(key, Tier.ORIGINAL if program.ran_originals or call.is_left_alone else Tier.COMPILED)
+        return _of(key, Tier.ORIGINAL if program.ran_originals or call.policy.runs is Runs.ORIGINALS else Tier.COMPILED)
 
     def captured(self, call: Call, key: CaptureKey) -> None:
         """The call is captured: where a run begins, the second tier takes the place of the first."""

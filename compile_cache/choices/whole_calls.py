@@ -114,6 +114,7 @@ class WholeCalls:
         self._settled: dict[str, dict[str, Size]] = {}  # by device and size class: the size that decides
         self._without_memory: set[tuple[str, str]] = set()  # devices and size classes whose original found too little
         self._runs: deque[_Run] = deque(maxlen=_MOST_RUNS)  # that the device may not have finished yet
+        self._latest: dict[int, tuple[str, Size]] = {}  # by owner of a module: its latest call
         self._replayed: str | None = None  # the way of the current call, if it replays originals
 
     def reason(self, key: CaptureKey, in_turn: bool, streamed: bool = False) -> BypassReason | None:
@@ -148,6 +149,7 @@ class WholeCalls:
             yield
             return
         size = _size_of(key, in_turn, streamed)
+        self._latest[key.owner] = key.device, size
         known = self._known(key.device, size)
         is_original = self._reason(key.device, size) is not None
         size_known, trial = known or (size, Trial())
@@ -209,6 +211,12 @@ class WholeCalls:
                 self._tuner.remove(device, other)
         if size.runs_original(trial):
             logger.info("Resolute: %s", _left_alone(size, trial).detail)
+
+    def times_of(self, owner: int) -> tuple[float, float] | None:
+        """Seconds of a module's latest call, compiled and as it is, if calls that came anyway told both."""
+        trial = self._tuner.get(*self._latest[owner]) if owner in self._latest else None
+        seconds = {} if trial is None else trial.seconds
+        return (seconds[COMPILED], seconds[ORIGINAL]) if {COMPILED, ORIGINAL} <= seconds.keys() else None
 
     def measure_again(self) -> None:
         """Compare every call again, whatever this process or an earlier one found. From any thread, between calls.

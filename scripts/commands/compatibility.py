@@ -31,8 +31,8 @@ TARGETS = (
     Target(f"ComfyUI {comfyui.SPRING}", "of April 2026, with an older DynamicVRAM", ("--spring",)),
     Target(f"ComfyUI {comfyui.TARGET}", "the one that everything is developed on", ("--", "tests/comfy")),
     Target(f"ComfyUI of {comfyui.NEWEST}", "the newest in reach", ("--newest",)),
-    Target("oldest torch", "pinned in `requirements-oldest-torch.txt`", ("--oldest-torch",)),
-    Target("newest torch", "pinned in `requirements-newest-torch.txt`", ("--newest-torch",)),
+    Target("oldest torch", "pinned in `requirements/oldest-torch.txt`", ("--oldest-torch",)),
+    Target("newest torch", "pinned in `requirements/newest-torch.txt`", ("--newest-torch",)),
     Target("torch of the environment", "as ComfyUI's requirements install it", ("--", "tests/contract")),
 )
 

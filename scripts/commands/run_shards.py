@@ -6,14 +6,19 @@ and its JUnit file stay in output/tests/; the end of the log, with every failure
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
+import sys
 import time
 import xml.etree.ElementTree as xml
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..places import ROOT
 from . import shards
@@ -74,8 +79,7 @@ def run(
                 said = time.monotonic()
                 _say(f"{sum(len(_TEST.findall(shard.log())) for shard in begun):,} tests so far.")
     finally:
-        for each in running:
-            _stop(each.process)
+        end(each.process for each in running)
     for line in [*(f"FAILED: {each}" for each in failed), *notes]:
         _say(line)
     _say(_sum(outcomes))
@@ -86,9 +90,7 @@ def _begin(name: str, command: Command) -> Shard:
     shards.REPORTS.mkdir(parents=True, exist_ok=True)
     arguments, variables = command
     with _log(name).open("wb") as output:
-        process = subprocess.Popen(
-            arguments, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+        process = start(arguments, variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     return Shard(name, process, time.monotonic())
 
 
@@ -115,11 +117,37 @@ def _end(shard: Shard, outcomes: Counter[str]) -> list[str]:
     return failed
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def be_interrupted() -> None:
+    """From now on what ends this process raises KeyboardInterrupt in it, as Ctrl-C does, so that it can clean up."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.default_int_handler)
+
+
+def start(arguments: Sequence[str], variables: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a pytest in a session of its own: its servers are in it too, and Ctrl-C reaches it only by `end`."""
+    return subprocess.Popen(arguments, cwd=ROOT, env=variables, start_new_session=True, **streams)
+
+
+def end(processes: Iterable[subprocess.Popen[bytes]], seconds: float = _SECONDS_TO_STOP) -> None:
+    """Interrupt these pytests, which then end their servers. After some seconds, kill what is left of them."""
+    processes, until = list(processes), time.monotonic() + seconds
     try:
-        process.wait(_SECONDS_TO_STOP)  # Ctrl-C reached it too, and it ends its servers
-    except subprocess.TimeoutExpired:
-        process.terminate()
+        for process in processes:
+            if sys.platform == "win32":
+                process.terminate()
+            else:
+                process.send_signal(signal.SIGINT)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(until - time.monotonic(), 0.0))
+    finally:  # also if it is interrupted again
+        for process in processes:
+            if sys.platform == "win32":
+                process.kill()
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _log(name: str) -> Path:

@@ -58,8 +58,6 @@ def _queue(client: Client, workflow: Any, say: Say, sizes: str | None) -> str:
         answer = client.post(ROUTE, {"prompt": workflow, "client_id": client.client_id, **asked})
     except urllib.error.HTTPError as error:
         raise PromptError(_refusal(error)) from None
-    for item in answer["items"]:
-        say(f"to warm up: {item}")
     for sentence in answer["unknown"]:
         say(f"note: {sentence}")
     return str(answer["prompt_id"])

@@ -65,7 +65,7 @@ class Files:
 
     def image_size(self, name: str) -> tuple[int, int] | None:
         """Width and height of an uploaded picture; None if LoadImage may give another size."""
-        from PIL import Image  # with requirements-fleet.txt
+        from PIL import Image  # with requirements/fleet.txt
 
         try:
             with Image.open(self.path("input", "", name.removesuffix(" [input]"))) as image:

@@ -39,7 +39,7 @@ def _playwright() -> str | None:
     if has_playwright():
         return None
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    return _failed([*command, "-r", str(ROOT / "requirements-browser.txt")])
+    return _failed([*command, "-r", str(ROOT / "requirements/browser.txt")])
 
 
 def _chromium() -> str | None:

@@ -22,12 +22,12 @@ from ..places import environments_root, locked
 
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 13)
-REQUIREMENTS = ("requirements.txt", "requirements-test.txt", "requirements-dev.txt")
-OLDEST_TORCH_PIN = "requirements-oldest-torch.txt"
-NEWEST_TORCH_PIN = "requirements-newest-torch.txt"
+REQUIREMENTS = ("requirements.txt", "requirements/test.txt", "requirements/dev.txt")
+OLDEST_TORCH_PIN = "requirements/oldest-torch.txt"
+NEWEST_TORCH_PIN = "requirements/newest-torch.txt"
 ONEFLOW_PYTHON = (3, 10)
-ONEFLOW_REQUIREMENTS = (*REQUIREMENTS, "requirements-oneflow.txt")
-FLEET_REQUIREMENTS = ("requirements-fleet.txt", "requirements-dev.txt")
+ONEFLOW_REQUIREMENTS = (*REQUIREMENTS, "requirements/oneflow.txt")
+FLEET_REQUIREMENTS = ("requirements/fleet.txt", "requirements/dev.txt")
 STAMP = "resolute-environment.txt"
 
 Say = Callable[[str], None]
@@ -59,7 +59,7 @@ def ensure_torch(root: Path, pin: str, say: Say = print) -> Path:
         code = f"import torch, sys; sys.exit(torch.__version__.split('+')[0] != {version!r})"
         return _require(given, f"torch {version}", code)
     check_python(sys.version_info[:2])
-    files = [root / name for name in ("requirements.txt", pin, "requirements-dev.txt")]
+    files = [root / name for name in ("requirements.txt", pin, "requirements/dev.txt")]
     return _named(files, say)
 
 
@@ -70,7 +70,7 @@ def ensure_oneflow(root: Path, comfyui: Path, say: Say = print) -> Path:
     """
     if given := _given():
         return _require(
-            given, "OneFlow (requirements-oneflow.txt)", "from importlib.metadata import version as v; v('oneflow')"
+            given, "OneFlow (requirements/oneflow.txt)", "from importlib.metadata import version as v; v('oneflow')"
         )
     base = find_oneflow_python()
     if base is None:

@@ -20,7 +20,7 @@ from ..conftest import PACK_NAME, linked_packs
 from . import front_end
 from .conftest import ENVIRONMENT, MINI
 from .front_end import DIALOG, FrontEnd
-from .prompts import compiled
+from .prompts import LEFT_OUT, compiled
 
 pytestmark = pytest.mark.browser
 
@@ -28,7 +28,13 @@ WAITS = "sampling at ComfyUI's speed; "
 READY_IN = re.compile(WAITS + r"(compiled blocks in about \d+ (s|min)|estimating when compiled blocks are there)")
 COUNTED = re.compile(r"^\d+ of \d+ regions compiled(, ready in about \d+ (s|min))?$")
 READY = re.compile(r"^Resolute: ready$")
-FASTER = re.compile(r"^144x112: compiled from here on: (\d+) regions?, [\d.]+ m?s/step$")
+FASTER = re.compile(r"^144x112: Now compiled, [\d.]+ m?s/step$")
+TOAST = ".p-toast-message"
+# Compiles nothing while a file "broken" is beside it.
+COMPILER = """#!/bin/sh
+case "$*" in *" -o "*) [ ! -e "$0.broken" ] || { echo "error: no space left" >&2; exit 1; };; esac
+exec g++ "$@"
+"""
 VARIABLE = "RESOLUTE_COMPILE"
 MOST_SECONDS = 400  # until all regions of the small model are there, on a slow machine
 
@@ -43,7 +49,10 @@ def behind(
     from scripts.models.generated import folder
 
     mini = make_model(MINI)
-    own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
+    compiler = tmp_path_factory.mktemp("compiler") / "g++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")), "CXX": str(compiler)}
     installed = unpack(tmp_path_factory.mktemp("archive") / PACK_NAME)
     server = make_server(
         environment={**ENVIRONMENT, **own, "RESOLUTE_WORKERS": "2", VARIABLE: "behind"},
@@ -68,14 +77,14 @@ def settings(server: ComfyServer) -> Path:
     return server.folder / "user" / "default" / "comfy.settings.json"
 
 
-def prompt(seed: int, steps: int) -> dict[str, Any]:
+def prompt(seed: int, steps: int, leave_out: str = "") -> dict[str, Any]:
     made = compiled(seed=seed)
-    made["8"]["inputs"]["leave_out"] = ""
+    made["8"]["inputs"]["leave_out"] = leave_out
     made["5"]["inputs"]["steps"] = steps
     return made
 
 
-def run(page: FrontEnd, **given: int) -> None:
+def run(page: FrontEnd, **given: Any) -> None:
     page.load_prompt(prompt(**given))
     page.queue()
     assert page.wait()["name"] == "execution_success"
@@ -94,6 +103,37 @@ def open_setting(page: FrontEnd) -> Any:
     return page.page.locator(DIALOG).locator(".setting-item", has_text="Compile behind or before the picture")
 
 
+def test_what_cannot_be_compiled_is_red_with_the_reason_and_is_tried_again(
+    page: FrontEnd, behind: ComfyServer, screenshots: Path
+) -> None:
+    tab, broken = page.page, Path(f"{behind.environment['CXX']}.broken")
+    badge = tab.locator(".resolute-badge")
+    page.open_panel()
+    page.load_prompt(compiled(seed=1))  # three regions
+    broken.touch()
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    why = re.compile(r"^3 regions could not be compiled: .+")
+    badge.filter(has_text=why).wait_for(timeout=1000 * MOST_SECONDS)
+    assert badge.get_attribute("data-look") == "failed"
+    assert why.match(tab.locator(".resolute-headline").inner_text())
+    assert why.match(page.texts()["Compile Model"]), "no longer that it compiles meanwhile"
+    assert "3 regions could not be compiled" in behind.client.get("/resolute/report")["text"]
+    tab.screenshot(path=screenshots / "behind-failed.png")
+    assert page.cut_texts() == []
+    broken.unlink()
+    tab.locator("[data-action=try-again]").click()
+    tab.locator(".resolute-said", has_text="Press Run: what failed is compiled again.").wait_for()
+    badge.filter(has_text=re.compile("^Resolute: on$")).wait_for()
+    run(page, seed=2, steps=2, leave_out=LEFT_OUT)
+    said = "() => window.resoluteTexts.at(-1) === 'Compiled. The next run uses it.'"
+    tab.wait_for_function(said, timeout=1000 * MOST_SECONDS)
+    run(page, seed=3, steps=2, leave_out=LEFT_OUT)
+    assert behind.client.get("/resolute/cache")["failed"]["regions"] == 0
+    assert FASTER.match(page.texts()["Compile Model"].splitlines()[0])
+    tab.locator(TOAST, has_text="Now compiled").wait_for()
+
+
 def test_a_first_prompt_says_when_it_gets_faster_and_a_later_one_that_it_is(
     page: FrontEnd, behind: ComfyServer, screenshots: Path
 ) -> None:
@@ -106,10 +146,16 @@ def test_a_first_prompt_says_when_it_gets_faster_and_a_later_one_that_it_is(
     badge = tab.locator(".resolute-badge")
     badge.filter(has_text=COUNTED).wait_for()
     assert READY_IN.fullmatch(page.texts()["Compile Model"])
-    assert not badge.evaluate("badge => badge.classList.contains('resolute-working')"), "nothing waits for it"
+    assert badge.get_attribute("data-look") == "coming", "nothing waits for it"
     assert tab.locator(".resolute-progress").is_hidden()
     tab.screenshot(path=screenshots / "behind-first.png")
     assert page.cut_texts() == []
+    assert COUNTED.match(behind.client.get("/resolute/cache")["coming"]["text"])
+    page.load_page()  # in the middle
+    badge.filter(has_text=COUNTED).wait_for()
+    page.open_panel()
+    page.load_prompt(prompt(seed=1, steps=400))
+    page.watch()
     page.cancel()
     assert page.wait()["name"] == "execution_interrupted"
     run(page, seed=2, steps=2)
@@ -134,7 +180,7 @@ def test_a_first_prompt_says_when_it_gets_faster_and_a_later_one_that_it_is(
     tab.screenshot(path=screenshots / "behind-faster.png")
     assert page.cut_texts() == []
     run(page, seed=90, steps=2)
-    assert "no compile needed" in page.texts()["Compile Model"]
+    assert page.texts()["Compile Model"].startswith("144x112: Compiled, ")
     assert "originals" not in kinds(behind)
 
 

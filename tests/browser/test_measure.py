@@ -18,6 +18,11 @@ from .prompts import FACTOR, PICTURE, compiled, stock
 pytestmark = pytest.mark.browser
 
 MEASURED = re.compile(rf"(\d+x\d+): {FACTOR}, {PICTURE}")
+HEAR = """() => {
+    const place = document.querySelector('.resolute-said');
+    window.heard = [];
+    new MutationObserver(() => window.heard.push(place.textContent)).observe(place, {childList: true});
+}"""
 TITLES = "() => app.graph.nodes.map(node => node.title).sort()"
 
 
@@ -47,9 +52,14 @@ def test_a_workflow_is_measured_and_nothing_is_written(page: FrontEnd, server: C
     page.open_panel()
     assert page.page.locator(".resolute-measured").count() == len(measurements(server))
     before = files(server)
+    page.page.evaluate(HEAR)
     press(page, "measure")
-    said(page, "Measuring: prompt 3 of 4, without Resolute")
     text = said(page, re.compile(PICTURE))
+    heard = page.page.evaluate("() => window.heard")
+    assert "Measuring: the first prompts, with Resolute." in heard
+    counted = [re.findall(r"^Measuring: prompt (\d+) of (\d+), with", each) for each in heard]
+    numbers = [(int(number), int(count)) for ((number, count),) in filter(None, counted)]
+    assert numbers == [(number, numbers[0][1]) for number in range(3, numbers[0][1] + 1)], "a count that stays"
     assert MEASURED.fullmatch(text), text
     assert files(server) == before
     (found,) = (each for each in measurements(server) if each["size"] == "136x104")
@@ -134,7 +144,7 @@ def test_a_measurement_is_cancelled_in_the_middle_and_leaves_no_figure(page: Fro
     page.open_panel()
     known = measurements(server)
     press(page, "measure")
-    said(page, "prompt 1 of 4")
+    said(page, "the first prompts")
     page.page.wait_for_function(
         "() => document.querySelector('[data-action=measure]').innerText === 'Cancel measuring'"
     )
@@ -159,7 +169,7 @@ def test_a_file_that_is_missing_is_named_with_its_node(page: FrontEnd) -> None:
     page.widgets({"CheckpointLoaderSimple.ckpt_name": "none.safetensors"})
     page.open_panel()
     press(page, "measure")
-    refusal = "Load Checkpoint: Value not in list: ckpt_name: 'none.safetensors'"
+    refusal = "Missing file: none.safetensors. Load Checkpoint needs it."
     assert said(page, "none.safetensors") == refusal, "ComfyUI's own says only that the prompt failed validation"
 
 
@@ -206,6 +216,20 @@ def test_the_switch_turns_a_workflow_off_and_stays_with_it(page: FrontEnd, serve
     assert "resolute" not in page.prompt()["8"]["inputs"]
 
 
+def test_off_a_warm_up_in_the_workflow_runs_nothing_and_fails_no_prompt(page: FrontEnd) -> None:
+    prompt = compiled(width=136, height=104, seed=41)
+    sizes = {"sizes": "96x96", "batch_sizes": "1", "prompt_chunks": "1", "cfg": 5.0}
+    prompt["9"] = node("ResoluteWarmUp", model=["8", 0], **sizes)
+    prompt["5"]["inputs"]["model"] = ["9", 0]
+    page.load_prompt(prompt)
+    page.open_panel()
+    press(page, "switch")
+    page.queue()
+    assert page.wait()["name"] == "execution_success"
+    texts = page.texts()
+    assert texts["Warm Up"] == texts["Compile Model"] == "Resolute is off: this runs as without it"
+
+
 def test_the_switch_survives_a_reload_of_the_page(page: FrontEnd) -> None:
     page.load_prompt(compiled(width=136, height=104))
     page.open_panel()
@@ -234,8 +258,8 @@ def test_resolute_is_added_to_a_workflow_and_one_key_takes_it_back(page: FrontEn
     ours = {part["class_type"]: name for name, part in prompt.items() if part["class_type"].startswith("ResoluteC")}
     assert prompt["5"]["inputs"]["model"] == [ours["ResoluteCompileModel"], 0]
     assert prompt["6"]["inputs"]["vae"] == [ours["ResoluteCompileVAEDecode"], 0]
-    press(page, "add")
-    said(page, "Every sampler and decode of this workflow is compiled already.")
+    page.page.locator("[data-action=add]").wait_for(state="hidden")
+    assert "resolute-primary" in page.page.locator("[data-action=measure]").get_attribute("class")
     page.page.locator("canvas#graph-canvas").focus()
     page.page.keyboard.press("Control+z")
     page.page.wait_for_function(f"count => ({TITLES})().length === count", arg=len(before))

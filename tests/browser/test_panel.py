@@ -12,12 +12,12 @@ from scripts.server.process import ComfyServer
 from scripts.workflows import SD15
 
 from ..comfy.rig import node
-from .front_end import FrontEnd
+from .front_end import EMPTY, FrontEnd
 from .prompts import compiled, stock
 
 pytestmark = pytest.mark.browser
 # A size has a row in the table of a model.
-ROW = "size => [...document.querySelectorAll('.resolute-model td')].some(cell => cell.innerText === size)"
+ROW = "size => [...document.querySelectorAll('.resolute-model td')].some(cell => cell.textContent === size)"
 
 
 def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Path) -> None:
@@ -34,7 +34,7 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
     tab.locator(".resolute-said", has_text=re.compile(r"^Ready: 128x96, [\d.]+ m?s$")).wait_for()
     tab.screenshot(path=screenshots / "panel-dark.png")
     tab.locator("[data-action=free]").click()
-    tab.locator(".resolute-said", has_text="Nothing was held.").wait_for()
+    tab.locator(".resolute-said", has_text="No captures to free.").wait_for()
     tab.locator("[data-action=copy]").click()
     tab.locator(".resolute-said", has_text="clipboard").wait_for()
     assert "region compiles" in tab.evaluate("() => navigator.clipboard.readText()")
@@ -43,6 +43,7 @@ def test_the_panel_follows_a_warm_up_and_a_free(page: FrontEnd, screenshots: Pat
 
 def test_before_a_size_is_ready_nothing_says_so(page: FrontEnd, server: ComfyServer) -> None:
     tab = page.page
+    page.load_prompt(compiled())
     cache = {**server.client.get("/resolute/cache"), "sizes_ready": 0}
     tab.route("**/resolute/cache", lambda route: route.fulfill(json=cache))
     try:
@@ -71,14 +72,15 @@ def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfySe
     }
     assert cache["regions_ready"] > 0
     assert tab.locator(".resolute-headline").inner_text() == f"{len(sampled)} sizes ready"
-    store, details = cache["store"], tab.locator(".resolute-panel details")
+    store, details = cache["store"], tab.locator(".resolute-panel > details")
+    assert tab.locator(".resolute-model summary").first.inner_text().endswith(" ready"), "a count, folded"
     counted = f"{cache['regions_ready']} compiled regions in memory. On disk: {store['regions']} regions, "
     assert details.inner_text() == "Details", "closed"
     assert details.locator("div").text_content().startswith(counted)
     states = {"captured": "ready", "memory": "ready", "disk": "on disk", "unknown": "to compile"}
     shown = tab.evaluate(
         """() => [...document.querySelectorAll('.resolute-model')].map(model => [model.querySelector('h4').innerText,
-            [...model.querySelectorAll('tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))])"""
+            [...model.querySelectorAll('tbody tr')].map(row => [...row.cells].map(cell => cell.textContent))])"""
     )
     assert len(shown) == len(models)
     rows = {tuple(row) for _, table in shown for row in table}
@@ -95,6 +97,36 @@ def test_each_figure_of_the_panel_is_the_servers(page: FrontEnd, server: ComfySe
     assert text.splitlines()[0].endswith(" 152x96")
     assert run["status"].splitlines()[0].removeprefix("152x96: ") in text
     assert page.texts()["Compile Model"].splitlines()[0] == run["status"].splitlines()[0]
+
+
+def test_a_workflow_without_a_node_of_ours_says_so_and_add_is_beside_it(page: FrontEnd, screenshots: Path) -> None:
+    tab = page.page
+    badge, add = tab.locator(".resolute-badge"), tab.locator(".resolute-add")
+    page.load_prompt(stock(seed=73))
+    badge.filter(has_text=re.compile("^Resolute: not in this workflow$")).wait_for()
+    assert badge.get_attribute("data-look") == "off"
+    tab.screenshot(path=screenshots / "badge-add.png")
+    add.click()
+    badge.filter(has_text=re.compile("^Resolute: (on|ready)$")).wait_for()
+    assert "Compile Model" in page.titles()
+    assert set(page.texts().values()) == {"Press Run"}
+    add.wait_for(state="hidden")
+    page.load(EMPTY, "empty")
+    badge.filter(has_text="not in this workflow").wait_for()
+    assert add.is_hidden(), "there is nothing to compile"
+
+
+DISPATCH = "name => app.api.dispatchEvent(new CustomEvent(name))"
+
+
+def test_the_badge_says_that_the_server_is_gone_until_it_is_back(page: FrontEnd) -> None:
+    badge = page.page.locator(".resolute-badge")
+    page.load_prompt(compiled())
+    page.page.evaluate(DISPATCH, "reconnecting")
+    badge.filter(has_text=re.compile("^ComfyUI does not answer$")).wait_for()
+    assert badge.get_attribute("data-look") == "failed"
+    page.page.evaluate(DISPATCH, "reconnected")
+    badge.filter(has_text=re.compile("^Resolute: (on|ready)$")).wait_for()
 
 
 TITLED = "([models, runs]) => import('/extensions/resolute/sizes.js').then(it => it.titled(models, runs))"
@@ -152,15 +184,15 @@ def test_a_screen_reader_hears_the_begin_the_stop_and_the_end(page: FrontEnd) ->
     tab.evaluate(SEND, {"kind": "idle"})  # between two nodes
     tab.evaluate(SEND, {"kind": "working", "text": "compiling 2 of 2, 3 s", "done": 1, "total": 2})
     for _ in range(2):
-        text = "stops when this region is compiled; 1 of 2 are kept"
+        text = "stops when this region is compiled"
         tab.evaluate(SEND, {"kind": "working", "text": text, "done": 1, "total": 2, "stopping": True})
-    run = {"size": "64x64", "lines": ["stopped; 1 of 2 are kept"], "words": {"lines": ["stopped"]}, "marks": []}
+    run = {"size": "64x64", "lines": ["stopped"], "words": {"lines": ["stopped"]}, "marks": []}
     tab.evaluate(SEND, {"kind": "run", "run": run})
     tab.wait_for_function("() => window.announced.length >= 3")
     assert tab.evaluate("() => window.announced") == [
         "compiling 1 of 2, 0 s",
-        "stops when this region is compiled; 1 of 2 are kept",
-        "64x64: stopped; 1 of 2 are kept",
+        "stops when this region is compiled",
+        "64x64: stopped",
     ]
 
 

@@ -183,4 +183,4 @@ def test_a_workflow_of_onediff_runs_says_what_it_became_and_is_replaced_with_a_c
     page.widgets({"EmptyLatentImage.width": 128})
     page.queue()
     assert page.wait()["name"] == "execution_success"
-    assert page.texts()["Compile Model"].startswith("128x112: no compile needed")
+    assert page.texts()["Compile Model"].startswith("128x112: Compiled")

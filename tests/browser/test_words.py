@@ -59,7 +59,7 @@ def test_what_people_read_is_in_the_language_of_the_settings(
     browser.queue()
     assert browser.wait()["name"] == "execution_success"
     texts = browser.texts()
-    result = f"({pattern(words['no compile needed'])}|{pattern(words['compiled {count} regions in {time}'])})"
+    result = f"({pattern(words['Compiled'])}|{pattern(words['compiled {count} regions in {time}'])})"
     assert re.match(rf"160x96：{result}", texts[TITLES[language]]), texts
     assert not any(ENGLISH.search(line) for line in texts[TITLES[language]].splitlines()), texts
     report = next(text for title, text in texts.items() if title != TITLES[language])

@@ -279,8 +279,11 @@ def latent_error(actual: Array, expected: Array) -> float:
     return float(numpy.linalg.norm(actual - expected) / numpy.linalg.norm(expected))
 
 
-def assert_same(actual: Run, expected: Run, tolerance: float = LATENT_TOLERANCE) -> None:
-    """Assert equal numbers of latents and images, all within the tolerance, and none of them empty, flat or NaN."""
+def assert_same(actual: Run, expected: Run, tolerance: float = LATENT_TOLERANCE, levels: int = IMAGE_TOLERANCE) -> None:
+    """Assert equal numbers of latents and images, all within the tolerance, and none of them empty, flat or NaN.
+
+    levels: of 255, by which images may differ.
+    """
     assert len(expected.latents) + len(expected.images) > 0, "the prompt saves nothing to compare"
     assert len(actual.latents) == len(expected.latents)
     assert len(actual.images) == len(expected.images)
@@ -292,7 +295,7 @@ def assert_same(actual: Run, expected: Run, tolerance: float = LATENT_TOLERANCE)
     for mine, theirs in zip(actual.images, expected.images, strict=True):
         assert mine.shape == theirs.shape
         assert theirs.std() > 5, f"the expected image is flat: deviation {theirs.std():.2f}"
-        assert abs(mine - theirs).max() <= IMAGE_TOLERANCE, f"images differ by {abs(mine - theirs).max()} of 255"
+        assert abs(mine - theirs).max() <= levels, f"images differ by {abs(mine - theirs).max()} of 255"
 
 
 def assert_different(one: Run, other: Run) -> None:

@@ -30,7 +30,7 @@ def test_choosing_it_says_what_to_install_and_the_next_prompt_works(bench: Bench
     for ours in (with_model(prompt, compile_model("oneflow")), with_vae(prompt, "oneflow")):
         message = failure_of(bench.client, ours)
         assert "OneFlow is not installed" in message
-        assert "requirements-oneflow.txt" in message
+        assert "requirements/oneflow.txt" in message
     plain = bench.run(prompt)
     assert_same(bench.run(compiled(prompt, "eager")), plain)
 

@@ -128,5 +128,5 @@ def test_the_changed_component_is_named(
     assert f"new: {text}" in server.log()
     shown = [shown for name, shown in heard.texts if name == "sample-model-0"]
     batch = ", batch 2" if change.get("batch") == 2 else ""
-    expected = f"168x{change.get('height', 120)}{batch}: no compile needed, "
+    expected = f"168x{change.get('height', 120)}{batch}: Compiled, "
     assert shown[-1].startswith(expected) and shown[-1].endswith("/step"), shown

@@ -73,8 +73,7 @@ class TestWarmUp:
     def test_a_plan_names_a_checkpoint_and_sizes(self, bench: Bench, make_model: Callable[[str], str]) -> None:
         plan = {"checkpoint": make_model("sd15-mini-full-vae"), "sizes": "64x64, 72x88"}
         before = bench.counters()["graph_calls"]
-        answer = warm_up(bench, {"plan": plan})
-        assert answer["items"] == ["72x88: model and vae", "64x64: model and vae"]
+        warm_up(bench, {"plan": plan})
         assert bench.counters()["graph_calls"] == before + 4
 
     @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ class TestFree:
         bench.client.run(prompt)
         answers = [bench.client.post("/resolute/free") for _ in range(2)]  # no body is needed
         assert [(answer["state"], answer["bytes"], answer["text"]) for answer in answers] == [
-            ("nothing", 0, "Nothing was held.")
+            ("nothing", 0, "No captures to free.")
         ] * 2
         again = bench.client.run(prompt)
         assert set(dict(again["status"]["messages"])["execution_cached"]["nodes"]) == set(prompt)

@@ -192,7 +192,7 @@ def test_a_size_of_tiles_is_captured_when_it_comes_again(
         sizes.describe(description)
         return description
 
-    assert described(16).may_capture  # a whole picture
+    assert described(16).policy.may_capture  # a whole picture
     monkeypatch.setattr(core.ours("comfyui.vae_tiles"), "is_tile", lambda: True)
-    assert [described(side).may_capture for side in (16, 8, 16, 8, 16)] == [False, False, True, True, True]
+    assert [described(side).policy.may_capture for side in (16, 8, 16, 8, 16)] == [False, False, True, True, True]
     assert described(16).why_captured

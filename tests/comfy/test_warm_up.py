@@ -189,7 +189,9 @@ class TestFailures:
         run = bench.run(warming(prompt, positive=["positive", 0], negative=["negative", 0]))
         assert states(report(bench, run)) == [("model", "warmed"), ("VAE", "ready")] * len(SIZES)
 
-    def test_cancel_stops_between_two_shapes(self, bench: Bench, prompt: PromptDict) -> None:
+    def test_cancel_stops_between_two_shapes_and_the_node_says_so(
+        self, bench: Bench, prompt: PromptDict, server: Any
+    ) -> None:
         many = ", ".join(f"{8 * side}x256" for side in range(8, 64))
 
         def two_are_warm() -> bool:
@@ -198,6 +200,7 @@ class TestFailures:
         before = bench.counters()["graph_calls"]
         assert "interrupted" in bench.cancel_once(warming(prompt, sizes=many, vae=False), two_are_warm).lower()
         assert bench.counters()["graph_calls"] - before < 50
+        assert re.search(r"warm-up stopped: \d+ of 56 are done", server.log())
         assert_nothing_new(
             bench, {**sized(prompt, 504, 256), "decode": node("VAEDecode", samples=["sample", 0], vae=["vae", 0])}
         )

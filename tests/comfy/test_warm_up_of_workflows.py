@@ -43,7 +43,7 @@ def warm_up(bench: Bench, prompt: PromptDict, **more: Any) -> tuple[dict[str, An
 
 def test_the_workflow_has_no_new_signature_afterwards(bench: Bench, prompt: PromptDict) -> None:
     answer, run = warm_up(bench, prompt)
-    assert (answer["items"], answer["unknown"]) == (["EmptyLatentImage latent: 88x72 batch 2"], [])
+    assert answer["unknown"] == []
     assert (run.rise["signatures"], run.rise["region_calls"] > 0) == (3, True)
     assert run.rise["graph_calls"] == 3  # one step of each sampler, and one decode
     assert len(assert_nothing_new(bench, prompt).images) == 2
@@ -92,8 +92,7 @@ def test_it_runs_again_although_the_workflow_is_the_same(bench: Bench, prompt: P
 
 
 def test_other_sizes_and_batches_can_be_asked_for(bench: Bench, prompt: PromptDict) -> None:
-    answer, run = warm_up(bench, prompt, sizes="64x64, 128x64", batch_sizes="1, 3")
-    assert answer["items"] == ["128x64 batch 3", "64x64 batch 3", "128x64", "64x64"]
+    _, run = warm_up(bench, prompt, sizes="64x64, 128x64", batch_sizes="1, 3")
     firsts = [line.split(" model")[0].strip() for line in report(bench, run).splitlines() if " model " in line][::2]
     assert firsts == ["128x64, batch 3", "64x64, batch 3", "128x64", "64x64"]
     for width, height, batch in ((64, 64, 1), (128, 64, 3)):
@@ -124,8 +123,7 @@ def test_a_picture_whose_size_is_known_only_when_it_is_loaded_is_warmed_too(
     prompt["small"] = node("ImageScaleBy", image=["picture", 0], upscale_method="area", scale_by=0.15)
     prompt["encode"] = node("VAEEncode", pixels=["small", 0], vae=["compiled-vae", 0])
     prompt["sample"]["inputs"]["latent_image"] = ["encode", 0]
-    answer, _ = warm_up(bench, prompt)
-    assert answer["items"] == ["the workflow, at a size that is known when the workflow runs"]
+    warm_up(bench, prompt)
     assert_nothing_new(bench, prompt)
 
 

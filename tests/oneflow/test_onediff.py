@@ -1,17 +1,15 @@
-"""Unmodified onediff 1.2.0 on public OneFlow 0.9.0 converts ComfyUI's modules and leaves no trace in the process."""
+"""The compiler `onediff`: what Resolute does with a module that onediff converted.
+
+onediff 1.2.0 needs a OneFlow of its own, which no index has. So a conversion of one module, written by hand, stands in
+for it; the graph that runs is the real OneFlow's.
+"""
 
 from __future__ import annotations
 
-import builtins
 import gc
-import importlib
-import os
 import sys
-import threading
-import warnings
+import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -20,179 +18,140 @@ import torch
 from torch import nn
 
 from compile_cache.backends.oneflow.backend import OneFlowBackend
-from compile_cache.backends.oneflow.packages import installed
+from compile_cache.backends.oneflow.packages import oneflow
 
-from .public_oneflow import supply
-from .rig import TOLERANCE, Bound, decoder, random, unet, unet_inputs
+from .rig import TOLERANCE, Bound, Layers, random, rows, with_weights
 
 
-def bound_to_onediff(module: Any, method: str = "forward") -> Bound:
-    """Bind a call of the module's method with its tensors in order."""
+class Parts(Layers):
+    """Its work is in `_forward`, as that of ComfyUI's UNet."""
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pytest.fail("another method was called")
+
+
+class Onediff:
+    """`onediff.infer_compiler`. It leaves a hook at the module that it gets, and counts its conversions."""
+
+    def __init__(self) -> None:
+        self.conversions = 0
+
+    def oneflow_compile(self, module: Any) -> Any:
+        self.conversions += 1
+        if not isinstance(module, Parts):
+            raise NotImplementedError("OneFlow has no torch.special.i0\nand more")
+        assert not {"forward", "_forward"} & set(vars(module)), "a hook would be converted"
+        module._load_state_dict_post_hooks[0] = module.onediff_hook = lambda *_: None
+        return types.SimpleNamespace(_deployable_module_model=types.SimpleNamespace(oneflow_module=converted()))
+
+
+def converted() -> Any:
+    """`Parts` in OneFlow, with weights of its own."""
+    flow = oneflow()
+
+    class Converted(flow.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (flow.nn.Linear(Layers.width, Layers.width) for _ in range(2))
+            self.register_buffer("offset", flow.zeros(Layers.width))
+
+        def _forward(self, x: Any) -> Any:
+            return self.second(flow.nn.functional.silu(self.first(x))) + self.offset
+
+    return Converted()
+
+
+@pytest.fixture(autouse=True)
+def onediff(monkeypatch: pytest.MonkeyPatch) -> Onediff:
+    package, onediff = types.ModuleType("onediff"), Onediff()
+    monkeypatch.setitem(sys.modules, "onediff", package)
+    monkeypatch.setitem(sys.modules, "onediff.infer_compiler", onediff)
+    return onediff
+
+
+def bind(module: Any, method: str = "_forward") -> Bound:
+    """A call of the module's method with its tensors in order."""
+    kind = type(module)
+    kept = weakref.ref(module)
     return Bound(
         module,
-        lambda tensors: getattr(type(module), method)(module, *tensors),
+        lambda tensors: getattr(kind, method)(kept(), *tensors),
         backend=OneFlowBackend("onediff"),
         method=method,
     )
 
 
-def state_of_the_process(names: Iterable[str] = ()) -> dict[str, Any]:
-    """Module identities and settings of the process. names: limit the modules to these."""
-    packages = ("torch", "comfy", "numpy", "diffusers", "tests")
-    modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in packages}
-    assert all("oneflow" not in str(type(module)) for module in modules.values())
-    return {
-        "modules": {name: id(module) for name, module in modules.items() if not names or name in names},
-        "variables": dict(os.environ),
-        "path": list(sys.path),
-        "finders": list(sys.meta_path),
-        "hasattr": builtins.hasattr,
-        "exit": sys.exit,
-        "hook": sys.excepthook,
-        "filters": list(warnings.filters),
-    }
+@pytest.fixture
+def layers() -> Any:
+    return with_weights(Parts())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _supplied() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        supply(patched)
-        yield
+def test_one_conversion_is_right_at_every_size(layers: Any, onediff: Onediff) -> None:
+    bound = bind(layers)
+    with bound.expect(captures=2, graph_calls=2):
+        bound(rows(2))
+        bound(rows(5))
+    with bound.expect(replays=3):
+        for number in (2, 5, 2):
+            assert bound.error(rows(number)) <= TOLERANCE
+    assert onediff.conversions == 1
 
 
-@pytest.fixture(scope="module")
-def model(comfy: None) -> Any:
-    return unet()
+def test_it_uses_replaced_weights_and_never_writes_to_the_originals(layers: Any, onediff: Onediff) -> None:
+    bound, backup = bind(layers), layers.first.weight
+    kept = backup.clone()
+    for seed in (5, 6, 7):
+        layers.first.weight = nn.Parameter(random(*kept.shape, seed=seed) / Layers.width**0.5, requires_grad=False)
+        bound.changed()
+        for _ in range(2):
+            assert bound.error(rows(2)) <= TOLERANCE
+    assert torch.equal(backup, kept)
+    layers.first.weight = backup
+    bound.changed()
+    with bound.expect(replays=1):
+        assert bound.error(rows(2)) <= TOLERANCE
+    assert onediff.conversions == 1
 
 
-@pytest.fixture(scope="module")
-def bound(model: Any) -> Bound:
-    return bound_to_onediff(model, "_forward")
+def test_a_patched_module_is_converted_by_its_class_and_gets_no_hook(layers: Any, onediff: Onediff) -> None:
+    vars(layers)["_forward"] = patch = lambda *_: pytest.fail("the patch was called")
+    before = dict(vars(layers))
+    bound = bind(layers)
+    with bound.expect(captures=1, graph_calls=1):
+        bound(rows(2))
+    assert (onediff.conversions, vars(layers), layers._forward) == (1, before, patch)
+    assert not layers._load_state_dict_post_hooks
 
 
-def test_the_compatibility_layer_is_tested_with_its_versions() -> None:
-    assert (installed().oneflow, installed().onediff) == ("0.9.0", "1.2.0")
-
-
-def test_weights_and_graphs_of_a_deleted_module_are_freed(comfy: None) -> None:
-    """Must be the first conversion of this process, because that one imports everything."""
-    module = decoder()
-    memory = numpy.zeros(tuple(module.conv_out.weight.shape), numpy.float32)
+def test_weights_and_graphs_of_a_deleted_module_are_freed(layers: Any) -> None:
+    memory = numpy.zeros((Layers.width, Layers.width), numpy.float32)
     freed = weakref.ref(memory)
-    module.conv_out.weight = nn.Parameter(torch.from_numpy(memory), requires_grad=False)
-    bound = bound_to_onediff(module)
-    bound(random(1, 4, 8, 8))
-    ((_, entry),) = bound.cache._captures
-    graph = weakref.ref(entry.value._graph)  # type: ignore[attr-defined]
-    del entry
+    module = with_weights(Parts())
+    module.first.weight = nn.Parameter(torch.from_numpy(memory), requires_grad=False)
+    bound = bind(module)
+    with bound.expect(captures=1, graph_calls=1):
+        bound(rows(2))
     bound.close()
     del module, memory, bound.program, bound.invoke
     gc.collect()
-    assert graph() is None
     assert freed() is None
 
 
-class TestTheUNet:
-    def test_its_conversion_leaves_the_process_unchanged(self, bound: Bound) -> None:
-        before = state_of_the_process()
-        with bound.expect(captures=1, graph_calls=1):
-            bound(*unet_inputs(256, 192))
-        assert state_of_the_process(before["modules"]) == before
-
-    def test_is_right_at_a_size_that_failed_with_onediff_and_back(self, bound: Bound) -> None:
-        for size in ((256, 192), (960, 720), (256, 192)):
-            bound(*unet_inputs(*size))
-            with bound.expect(replays=1):
-                assert bound.error(*unet_inputs(*size)) <= TOLERANCE
-
-    def test_uses_replaced_weights_and_never_writes_to_the_originals(self, bound: Bound, model: Any) -> None:
-        layer = model.input_blocks[0][0]
-        backup, kept = layer.weight, layer.weight.clone()
-        for seed in (5, 6, 7):
-            layer.weight = nn.Parameter(random(*kept.shape, seed=seed), requires_grad=False)
-            bound.changed()
-            for _ in range(2):
-                assert bound.error(*unet_inputs(256, 192)) <= TOLERANCE
-        assert torch.equal(backup, kept)
-        layer.weight = backup
-        bound.changed()
-        with bound.expect(replays=1):
-            assert bound.error(*unet_inputs(256, 192)) <= TOLERANCE
-
-    def test_keeps_the_hooks_on_the_module(self, model: Any) -> None:
-        assert not model._load_state_dict_post_hooks
-        assert not [name for name in vars(model) if "onediff" in name]
+class Odd(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.i0(x)
 
 
-def test_the_decoder_is_right_at_two_sizes(comfy: None) -> None:
-    module = decoder()
-    bound = bound_to_onediff(module)
-    for latent in (random(1, 4, 9, 6), random(2, 4, 7, 7)):
-        bound(latent)
-        with bound.expect(replays=1):
-            assert bound.error(latent) <= TOLERANCE
+def test_a_module_that_onediff_cannot_convert_runs_eagerly_with_the_reason() -> None:
+    bound = bind(module := Odd(), "forward")
+    assert torch.equal(bound(rows(2)), module(rows(2)))
+    assert "onediff cannot convert Odd: OneFlow has no torch.special.i0" in bound.bypasses[0]
 
 
-def test_a_patched_module_is_converted_by_its_class(comfy: None) -> None:
-    module = decoder()
-    vars(module)["forward"] = lambda *_: pytest.fail("the hook was converted")
-    bound = bound_to_onediff(module)
-    bound(random(1, 4, 8, 8))
-    assert bound.cache.stats.counters.captures == 1
-    assert "forward" in vars(module)
-
-
-def test_a_call_that_is_not_a_method_of_the_module_is_refused_with_its_reason(model: Any) -> None:
-    bound = Bound(model, lambda tensors: tensors[0] * 2, backend=OneFlowBackend("onediff"))
+def test_a_call_that_is_not_a_method_of_the_module_is_refused_with_its_reason(layers: Any) -> None:
+    bound = Bound(layers, lambda tensors: tensors[0] * 2, backend=OneFlowBackend("onediff"))
     bound(random(1, 4))
     assert "a module's own method" in bound.bypasses[0]
-
-
-@pytest.fixture
-def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module with an operator that OneFlow lacks, in a package that a conversion can import again."""
-    (tmp_path / "odd_package.py").write_text(
-        "import torch\nclass Odd(torch.nn.Module):\n    def forward(self, x):\n        return torch.special.i0(x)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    return importlib.import_module("odd_package").Odd()
-
-
-def test_a_module_that_it_cannot_run_is_refused_and_the_process_is_unchanged(odd: Any) -> None:
-    before = state_of_the_process()
-    bound = bound_to_onediff(odd)
-    assert torch.equal(bound(random(2, 3)), bound.original(random(2, 3)))
-    assert "OneFlow has no torch.special.i0" in bound.bypasses[0]
-    assert state_of_the_process(before["modules"]) == before
-
-
-def test_other_threads_keep_the_real_torch(bound: Bound, in_parallel: Callable[..., Any]) -> None:
-    results = in_parallel(lambda: float(torch.ones(3).sum()))
-    bound(*unet_inputs(128, 128))
-    assert set(results()) == {3.0}
-
-
-@pytest.fixture
-def in_parallel() -> Callable[..., Any]:
-    """Start a thread that calls a function repeatedly; the returned function stops it and returns the results."""
-
-    def start(function: Callable[[], Any]) -> Callable[[], list[Any]]:
-        found: list[Any] = []
-        stop = threading.Event()
-
-        def work() -> None:
-            while not stop.is_set():
-                found.append(function())
-                stop.wait(0.01)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-
-        def results() -> list[Any]:
-            stop.set()
-            thread.join()
-            return found
-
-        return results
-
-    return start

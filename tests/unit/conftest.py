@@ -9,7 +9,7 @@ import pytest
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
-from .fakes import BUDGET, FakeProgram, Module
+from .fakes import BUDGET, FakeProgram, Module, Rig
 
 
 @pytest.fixture
@@ -32,3 +32,8 @@ def user_error(pack: Any) -> type[Exception]:
 @pytest.fixture
 def program() -> FakeProgram:
     return FakeProgram()
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()

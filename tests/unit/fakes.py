@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Code, Program
+from compile_cache.call_policy import Runs
 from compile_cache.calls.cache import GraphCache
+from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
@@ -101,8 +103,8 @@ class FakeProgram(Program):
     def run(self, call: Call) -> Any:
         if self.run_failures:
             raise self.run_failures.pop(0)
-        self.ran_originals = self.code is not Code.READY and not call.is_left_alone
-        self.ran_compiled = not call.is_left_alone and (self.is_mixed or not self.ran_originals)
+        self.ran_originals = self.code is not Code.READY and call.policy.runs is not Runs.ORIGINALS
+        self.ran_compiled = call.policy.runs is not Runs.ORIGINALS and (self.is_mixed or not self.ran_originals)
         self._ran.add(call.key)
         (self._lacking.add if self.ran_originals else self._lacking.discard)(call.key)
         return call.invoke(call.tensors)
@@ -172,3 +174,23 @@ def expect(cache: GraphCache, bypasses: dict[str, int] | None = None, **counts: 
 def answer(result: torch.Tensor) -> float:
     """The factor that computed the result."""
     return float(result.flatten()[0]) / 3.0
+
+
+class Rig:
+    """Calls of one module through a cache."""
+
+    def __init__(self, cache: GraphCache | None = None, program: FakeProgram | None = None) -> None:
+        self.cache = cache or GraphCache(CacheConfig(budget_bytes=BUDGET))
+        self.program, self.module = program or FakeProgram(), Module()
+
+    def run(self, *side: int, times: int = 1, **changes: Any) -> float:
+        """The factor that answered; of several times the same."""
+        found = {answer(self.cache.run(self.program, self.module.call(*side, **changes))) for _ in range(times)}
+        assert len(found) == 1
+        return found.pop()
+
+    def expect(self, bypasses: dict[str, int] | None = None, **counts: int) -> AbstractContextManager[None]:
+        return expect(self.cache, bypasses, **counts)
+
+    def session(self) -> AbstractContextManager[None]:
+        return session(self.cache, self.program.owner)

@@ -142,8 +142,12 @@ class InductorBackend(Backend):
     def ready_regions(self) -> int:
         return 0 if self._table is None else len(self._table.compiled_keys)
 
-    def given_up_regions(self) -> int:
-        return 0 if self._background is None else self._background.queue.given_up
+    def failed_regions(self) -> list[str]:
+        return [] if self._table is None else self._table.failed
+
+    def retry_failed(self) -> None:
+        if self._table is not None:
+            self._table.retry_failed()
 
     def coming(self, more: int = 0) -> tuple[int, float | None]:
         background = self._background

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...call_policy import Runs
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, InputsGoneError, first_line
 from ...keys import VAE_ROLES, GraphKey
@@ -101,7 +102,7 @@ class InductorProgram(Program):
         """kept: regions that run originals, though code may have come."""
         self._bypassed.clear()
         self.ran_compiled = self.ran_originals = False
-        if call.is_left_alone:
+        if call.policy.runs is Runs.ORIGINALS:
             return call.invoke(call.tensors)
         self._survey(call.epoch)
         if not self._hooks:
@@ -141,7 +142,7 @@ class InductorProgram(Program):
             if not call.is_behind or self._config.verify:
                 missing = Missing.COMPILE
                 # A patch of another pack inside the model may count its calls, so such a call runs once.
-                if call.capture_blocker is None and queue.workers_for(call.tensors[0].device) > 1:
+                if call.policy.is_repeatable and queue.workers_for(call.tensors[0].device) > 1:
                     result = self._run_first(call)
                     if not self._regions.misses.lacks:
                         return result

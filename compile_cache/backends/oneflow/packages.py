@@ -20,7 +20,7 @@ import torch
 from ...packages import version_of
 from ...torch_facts.gpu import is_nvidia
 
-REQUIREMENTS = "requirements-oneflow.txt"
+REQUIREMENTS = "requirements/oneflow.txt"
 # Public OneFlow has GPU code for these compute capabilities, and no PTX that a driver could compile for newer ones.
 # A GPU runs code of the same major and an equal or lower minor version: 8.9 (RTX 40) runs the code for 8.6.
 _ARCHITECTURES = ((6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6))

@@ -9,27 +9,25 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import comfy.model_management
 import comfy.utils
 from comfy_execution.progress import get_progress_state
 
-from ....compile_cache.calls.rows import kept
-from ....compile_cache.calls.run_summary import came_text
+from ....compile_cache.calls.run_summary import NOW_COMPILED
 from ....compile_cache.texts import Text, words_of
 from . import coming_progress
 from .call_bar import CallBar
 from .coming_progress import coming, rounded
-from .messages import broadcast, prompt_runs, show_on_node
+from .messages import broadcast, prompt_runs, running_workflow, show_on_node
 
 logger = logging.getLogger(__name__)
 
 _TICK = 0.2  # seconds between two looks at the clock and at Cancel
-_QUIET = 0.5  # seconds of loading before a text says so: most loads are faster
+_QUIET = 1.0  # seconds of loading before a text says so, and without a wait until none says what is waited for
 
-# Regions by compile node and by what they are for: how many are ready, and of how many. A prompt's count together.
-_counts: dict[tuple[str, str], tuple[int, int]] = {}
 _results: dict[str, dict[str, str]] = {}  # by compile node and by what they are for: the latest
 _logged = (0, 0)  # the latest count in the log
 _clock: tuple[str | None, float] = None, 0.0  # the prompt whose waits are shown, and the seconds of those before it
@@ -49,28 +47,33 @@ class CompileProgress:
         self.node_id = node_id
         self._doing, self._waiting = doing, waiting
         self._count = (0, 0)
-        self._loading: int | None = None  # regions; None while some are compiled
+        self._loads_since: float | None = None  # on the clock; None while regions are compiled
+        self._waited, self._moved = 0.0, 0.0  # the clock, and when it last moved
         self._shown = "", 0
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
         self.of_call: CallBar | None = None  # while a call runs that may take long
         self._part = node_id, doing
         self.is_waiting = self._part in coming_progress.unfinished
-        self.came = 0  # regions, if one did in this run
+        self.came = False  # in this run
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many regions of the prompt's compile nodes are ready, and of how many, as the node shows it."""
-        return _together(*self._count)
+        """How many regions of all compile nodes of the prompt are ready, and of how many, as the node shows it."""
+        counts = list(coming_progress.running_counts().values()) or [self._count]
+        return sum(ready for ready, _ in counts), sum(total for _, total in counts)
 
     def show_result(self, text: str) -> None:
         """The result of a run, with those of the node's other parts: a loader compiles a model and a VAE."""
         coming_progress.run_ends(self._part)
+        self._show(text)
+
+    def _show(self, text: str, workflow: str | None = None) -> None:
         if self.node_id is None:
             return
         results = _results.setdefault(self.node_id, {})
         results[self._doing] = text
-        show_on_node(Text.joined("\n", results.values()), self.node_id)
+        show_on_node(Text.joined("\n", results.values()), self.node_id, workflow)
 
     def set_total(self, ready: int, regions: int) -> None:
         """The node runs, and so many of its regions are ready. The bar of the other nodes counts them too."""
@@ -81,25 +84,26 @@ class CompileProgress:
         """So many of the node's regions are ready."""
         self._count = (ready, regions)
         if self.node_id is not None:
-            _counts[self.node_id, self._doing] = self._count
+            coming_progress.counts[self._part] = self._count
 
     def begin_run(self) -> None:
         """A sampling run or a decode begins. Seconds count from the first one of its prompt."""
         global _clock
-        self.came = 0
+        self.came = False
         if _clock[0] != (prompt := get_progress_state().prompt_id):
             _clock = prompt, self._waiting()
 
     def waits(self, gain: Callable[[], float | None] | None = None) -> None:
         """A call ran originals in place of code that is being compiled. gain: see `coming_progress.waits`."""
-        self.is_waiting, self.came = True, 0
-        coming_progress.waits(self._part, _lacking, gain)
+        self.is_waiting, self.came = True, False
+        workflow = running_workflow()
+        coming_progress.waits(self._part, gain, lambda text: self._show(text, workflow))
 
-    def has_come(self, regions: int) -> None:
+    def has_come(self) -> None:
         """A call ran all its regions compiled, after calls that waited."""
-        self.is_waiting, self.came = False, regions
+        self.is_waiting, self.came = False, True
         coming_progress.has_come(self._part)
-        show_on_node(came_text(regions), self.node_id)
+        show_on_node(NOW_COMPILED, self.node_id)
 
     def raise_if_cancelled(self) -> None:
         """Raise ComfyUI's own interruption if the user pressed Cancel."""
@@ -111,8 +115,7 @@ class CompileProgress:
         if self.of_call is not None:
             self.of_call.advance()
 
-    def prompt_runs(self) -> bool:
-        return prompt_runs()
+    prompt_runs = staticmethod(prompt_runs)
 
     def cancel_again(self) -> None:
         """ComfyUI's operations raise a Cancel once, in whatever thread runs them: a trace of a block does too."""
@@ -126,9 +129,9 @@ class CompileProgress:
         if self.count != _logged:
             _logged = self.count
             logger.info("Resolute: %d of %d regions are compiled", *_logged)
-        if self._ticker is None or self._loading is not None:
+        if self._ticker is None or self._loads_since is not None:
             self._stop()
-            self._loading = None
+            self._loads_since = None
             self._ticker = _Ticker(self._tick)
         self._tick()  # at once: the next region may be compiled before the thread looks again
         if self.node_id is not None:
@@ -136,19 +139,20 @@ class CompileProgress:
             self._bar = self._bar or comfy.utils.ProgressBar(total, node_id=self.node_id)
             self._bar.update_absolute(done, total)
 
-    def loading(self, regions: int) -> None:
-        """Regions are being loaded from disk; 0 while the backend itself is loaded."""
-        self._loading = regions
+    def loading(self) -> None:
+        """The backend is being loaded, and then regions from disk."""
+        self._loads_since = self._waiting()
         self._ticker = self._ticker or _Ticker(self._tick, delay=_QUIET)
 
     def finish(self) -> None:
         """The call is answered, or failed."""
         if self._ticker is not None:
             self._stop()
-            if self._loading is None:
-                done, total = self.count
+            if self._loads_since is None:
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
-                show_on_node(kept(done, total) if stopped else self._doing, self.node_id)
+                show_on_node(Text("stopped") if stopped else self._doing, self.node_id)
+                if stopped:
+                    coming_progress.goes_on()
             broadcast("idle")
         if self._bar is not None:
             self._bar = None
@@ -161,10 +165,21 @@ class CompileProgress:
         self._shown = "", 0
 
     def _tick(self) -> None:
-        """Show the text again if it changed."""
-        done, total = self.count if self._loading is None else (0, self._loading)
-        seconds = self._waiting() - _clock[1]
-        text = self._text(done, total, seconds) if self._loading is None else _loading(total, seconds)
+        """Show the text again if it changed; while the clock stands still, what the node does."""
+        done, total = self.count if self._loads_since is None else (0, 0)
+        waited, now = self._waiting(), time.monotonic()
+        if waited != self._waited:
+            self._waited, self._moved = waited, now
+        if self._loads_since is not None and waited - self._loads_since < _QUIET:
+            return
+        if now - self._moved > _QUIET:
+            if self._shown[0]:
+                self._shown = "", 0
+                show_on_node(self._doing, self.node_id)
+                broadcast("idle")
+            return
+        seconds = waited - _clock[1]
+        text = self._text(done, total, seconds) if total else Text("loading, {seconds} s", seconds=round(seconds))
         if (text, done) != self._shown:
             self._shown = text, done
             show_on_node(text, self.node_id)
@@ -173,11 +188,9 @@ class CompileProgress:
 
     def _text(self, done: int, total: int, seconds: float) -> Text:
         if comfy.model_management.processing_interrupted():
-            return Text("stops when this region is compiled; {done} of {total} are kept", done=done, total=total)
-        whole = round(seconds)
-        text = Text(
-            "compiling {number} of {total}, {seconds} s", number=min(done + 1, total), total=total, seconds=whole
-        )
+            return Text("stops when this region is compiled")
+        number = min(done + 1, total)
+        text = Text("compiling {number} of {total}, {seconds} s", number=number, total=total, seconds=round(seconds))
         left, _ = coming()
         _, rest = coming(max(total - done - left, 0))  # regions of the prompt's other nodes
         if rest is None:
@@ -199,31 +212,6 @@ class _Ticker:
         self._thread.join()  # so that no text follows the result of the call
 
     def _run(self) -> None:
-        is_over = self._ended.wait(self._delay)
-        while not is_over:
+        while not self._ended.wait(self._delay):
+            self._delay = _TICK
             self._tick()
-            is_over = self._ended.wait(_TICK)
-
-
-def _loading(regions: int, seconds: float) -> Text:
-    if regions:
-        return Text("loading {count} compiled regions, {seconds} s", count=regions, seconds=round(seconds))
-    return Text("loading the backend, {seconds} s", seconds=round(seconds))
-
-
-def _together(done: int, total: int) -> tuple[int, int]:
-    """The regions of all compile nodes of the running prompt: how many are ready, and of how many."""
-    counts = list(_running_counts().values())
-    return (sum(count[0] for count in counts), sum(count[1] for count in counts)) if counts else (done, total)
-
-
-def _lacking() -> int:
-    """The same: how many have no code. An encoder runs before sampling; one that left nothing by then is not used."""
-    counts = _running_counts().items()
-    used = [count for part, count in counts if part[1] != "encoding" or part in coming_progress.unfinished]
-    return sum(total - ready for ready, total in used)
-
-
-def _running_counts() -> dict[tuple[str, str], tuple[int, int]]:
-    running = get_progress_state().dynprompt.all_node_ids()
-    return {part: count for part, count in list(_counts.items()) if part[0] in running}

@@ -12,12 +12,13 @@ EVENT = "resolute"
 _NO_ID = "00000000-0000-0000-0000-000000000000"  # of a workflow that was loaded as a prompt
 _KEPT = 500
 _latest: dict[tuple[str, str], dict[str, Any]] = {}  # by workflow and node, the latest last
+going_on: dict[str, dict[str, Any]] = {}  # for a page that is loaded meanwhile: messages of kind working and coming
 
 
-def show_on_node(text: str, node_id: str | None) -> None:
+def show_on_node(text: str, node_id: str | None, workflow: str | None = None) -> None:
     """Put a text on a node; the front end replaces the one that was there. Does nothing without a server.
 
-    The words of a Text go before it, since ComfyUI's message has room for a plain string only.
+    workflow: its id, if not the running one's. Words go first: ComfyUI's message has room for a plain string only.
     """
     server = _server()
     pack: Any = sys.modules.get(__name__.rpartition(".nodes.")[0])
@@ -29,20 +30,24 @@ def show_on_node(text: str, node_id: str | None) -> None:
         if isinstance(text, Text):
             broadcast("text", text=text, words=text.words)
         server.send_progress_text(text, node_id)
-        keep(text, node_id, _running_workflow())
+        keep(text, node_id, running_workflow() if workflow is None else workflow)
 
 
 def on_node(*texts: str) -> dict[str, Any]:
     """The `ui` of the node that runs, which shows these texts, with their words."""
     context = getattr(sys.modules.get("comfy_execution.utils"), "get_executing_context", lambda: None)()
     if context is not None:
-        keep(Text.joined("\n", texts), context.node_id, _running_workflow())
+        keep(Text.joined("\n", texts), context.node_id, running_workflow())
     return {"text": texts, "resolute_words": tuple(words_of(text) for text in texts)}
 
 
 def broadcast(kind: str, **data: Any) -> None:
-    """Send an event to every open front end. kind: text, working, idle, run, freed or warmed; data: plain values."""
+    """Send an event to every open front end. kind: text, working, coming, idle, run or freed; data: plain values."""
     server = _server()
+    if kind == "working" or data.get("left"):
+        going_on[kind] = data
+    elif kind != "text":
+        going_on.pop("coming" if kind == "coming" else "working", None)
     if server is not None:
         server.send_sync(EVENT, {"kind": kind, **data})
 
@@ -64,7 +69,7 @@ def keep(text: str, node_id: str, workflow: str) -> None:
             del _latest[next(iter(_latest))]
 
 
-def _running_workflow() -> str:
+def running_workflow() -> str:
     """The id of the workflow whose prompt runs; empty where there is none, or a prompt came without it."""
     running = getattr(getattr(_server(), "prompt_queue", None), "currently_running", {})
     for _, _, _, extra, *_ in list(running.values()):

@@ -13,6 +13,7 @@ from .messages import show_on_node
 
 INPUT = "resolute"
 OFF = "off"
+IS_OFF = Text("Resolute is off: this runs as without it")
 
 
 def is_off(node_id: str | None) -> bool:
@@ -28,5 +29,5 @@ def is_off(node_id: str | None) -> bool:
     if not isinstance(value, str) or value.split(" ")[0] != OFF:
         return False
     if value == OFF:
-        show_on_node(Text("Resolute is off: this runs as without it"), node_id)
+        show_on_node(IS_OFF, node_id)
     return True

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Method
+from ....compile_cache.call_policy import ANYTHING, CallPolicy
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.keys import Component, Signature, TensorSpec
 from ..comfyui.chosen_attention import attention_of
@@ -26,9 +27,8 @@ class CallDescription:
     names: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     values: list[Component] = field(default_factory=list)
-    blocker: BypassReason | None = None
+    policy: CallPolicy = ANYTHING
     method: Method | None = None  # see Call
-    may_capture: bool = True
     why_captured: str = ""
     is_compared: bool = False  # see Call
     conds: int = 0  # how many conditionings share the batch, under CFG two; 0 if the caller does not say
@@ -45,8 +45,7 @@ class CallDescription:
 
     def block(self, detail: str) -> None:
         """Forbid a capture. detail: the reason, a sentence for people; the first one stays."""
-        if self.blocker is None:
-            self.blocker = BypassReason(BypassCode.OBSERVED_INPUT, detail)
+        self.policy = self.policy.once(BypassReason(BypassCode.OBSERVED_INPUT, detail))
 
     def add(self, name: str, value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
         """Describe one argument. Returns a function that rebuilds it from replacements for all tensors of the call.

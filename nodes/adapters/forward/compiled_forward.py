@@ -227,7 +227,7 @@ class CompiledForward(ForwardPatch):
             if prefetches:  # with all pages in place there is nothing to load, and core's wait would end a capture
                 options[PREFETCH] = not paged.is_in_place
             forward = call or self.inner
-            looks_ahead = paged.streams and description.blocker is None
+            looks_ahead = paged.streams and description.policy.is_repeatable
             if not looks_ahead or given.get("control") is not None:
                 return forward(*positional, **named)
             with paged.foresight.offered(lambda: self._levels.forwards(forward, positional, named)):
@@ -239,10 +239,9 @@ class CompiledForward(ForwardPatch):
             coder = vaes.coder_of(self.module, self._role)
             of_videos = coder is not None and coder.of_videos
             description.is_compared = self._role is Role.VAE_ENCODE or of_videos
-            if coder is not None:
-                description.may_capture &= coder.may_capture(description.tensors[0])
-            if "output_buffer" in description.names:  # a replay would fill that of the captured call
-                description.may_capture = False
+            keeps_too_much = coder is not None and not coder.may_capture(description.tensors[0])
+            if keeps_too_much or "output_buffer" in description.names:  # a replay would fill that of the captured call
+                description.policy = description.policy.uncaptured()
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)
         return description, invoke

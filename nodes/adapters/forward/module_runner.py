@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.base import Call, Program
+from ....compile_cache.call_policy import CallPolicy
 from ....compile_cache.calls.rows import BACKEND, MODEL
 from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.config import BEHIND
@@ -24,7 +25,6 @@ from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..report import runs
-from ..restart import shape_status
 from .call_description import CallDescription
 
 Invoke = Callable[[Sequence[torch.Tensor]], Any]
@@ -77,13 +77,11 @@ class ModuleRunner:
     def _load_program(self, device: str) -> tuple[Program, str]:
         """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
         cache, module = runtime.cache(), self._loaded_module()
-        self.progress.loading(0)
+        self.progress.loading()
         name = self._request.backend.name
         with cache.stats.stall("load", BACKEND if name not in _loaded else MODEL, SHORT_WAIT):
             program, backend = runtime.program_for(module, self._request, device)
             _loaded.add(name)
-            model = runtime.fingerprint_of(module)
-            self.progress.loading(len(shape_status.of_model(model, backend, cache, runtime.device()).on_disk))
         return program, backend
 
     def _facts(self) -> dict[str, Any]:
@@ -96,6 +94,7 @@ class ModuleRunner:
             "structure": runtime.record_of(module).structure(),
             "formats": tuple(text for each in programs for text in formats_in_words(*each)),
             "step_bytes": self.weights.paged.step_bytes(),
+            "times": runtime.cache().whole_calls.times_of(self.owner),
         }
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
@@ -124,7 +123,7 @@ class ModuleRunner:
                 self.weights.refresh(inspect_modules=True)
                 if self.weights.epoch != call.epoch:
                     call = self._call(description, invoke, backend, inspect_modules)
-            elif call.forward_bypass is None:
+            elif not call.policy.is_eager:
                 call = self._unless_changed(call)
             return call
 
@@ -138,7 +137,7 @@ class ModuleRunner:
         elif counters.waiting_calls != waiting or self._stand_in is not None:
             self.progress.waits()
         elif self.progress.is_waiting and counters.eager_calls == eager:
-            self.progress.has_come(program.regions[0])
+            self.progress.has_come()
         return result
 
     def _may_wait(self) -> bool:
@@ -155,7 +154,12 @@ class ModuleRunner:
         if not change:
             return call
         detail = f"another pack changed {change} within a sampling run: the model runs eagerly until that is undone"
-        return replace(call, forward_bypass=BypassReason(BypassCode.OBSERVED_INPUT, detail))
+        return replace(call, policy=call.policy.eager(BypassReason(BypassCode.OBSERVED_INPUT, detail)))
+
+    def _policy(self, description: CallDescription) -> CallPolicy:
+        """What the process allows, then the arguments, then the weights."""
+        observed = _forward_bypass()
+        return description.policy.once(self.weights.blocker) if observed is None else description.policy.eager(observed)
 
     def _call(self, description: CallDescription, invoke: Invoke, backend: str, begins_run: bool) -> Call:
         return Call(
@@ -165,9 +169,7 @@ class ModuleRunner:
             device=str(description.tensors[0].device),
             epoch=self.weights.epoch,
             torch_flags=torch_flags(description.tensors[0].device.type),
-            forward_bypass=_forward_bypass(),
-            capture_blocker=description.blocker or self.weights.blocker,
-            may_capture=description.may_capture,
+            policy=self._policy(description),
             why_captured=description.why_captured,
             is_compared=description.is_compared,
             is_behind=self._may_wait(),

@@ -125,12 +125,12 @@ class SessionLog:
             **changes,
             # Core ends a run in a `finally`, so what stopped it is being handled.
             stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
-            regions=self._progress.count,
             came=self._progress.came,
             why_no_calls=why_no_calls,
             cell=self._cell,
             file=self._file,
             is_warm_up=is_warm_up,
             why_eager=self._why_eager,
+            on_cpu=runtime.device().type == "cpu",
             **self._facts(),
         )

@@ -33,4 +33,4 @@ class TileSizes:
         if len(self._met) >= _MOST:
             self._met.clear()
         self._met.add(size)
-        description.may_capture = False
+        description.policy = description.policy.uncaptured()

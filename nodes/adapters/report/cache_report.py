@@ -8,7 +8,10 @@ import comfy.model_management
 
 from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends import registry
-from ..comfyui.coming_progress import coming
+from ....compile_cache.calls.rows import failed_text
+from ....compile_cache.texts import words_of
+from ..comfyui.coming_progress import coming, failed
+from ..comfyui.messages import going_on
 from ..comfyui.quantization import formats_in_words
 from ..process import runtime
 from ..restart import shape_status
@@ -16,9 +19,11 @@ from . import stock_measurements
 
 
 def report() -> dict[str, Any]:
-    """The state of the cache, as JSON: its own report, and ten more fields.
+    """The state of the cache, as JSON: its own report, and twelve more fields.
 
-    coming: regions without code yet, and in about how many seconds it is there; null until the first one came.
+    coming: regions without code yet, and in about how many seconds it is there; null until the first one came. Also
+    what the badge says of it, as `left`, `text` and `words`. working: what a prompt waits for now, or null, and failed:
+    how many regions could not be compiled, both in the same form.
     regions_ready: compiled regions in memory, each once for all models: the count that people see. sizes_ready: of
     diffusion models, those that run at once. modules: for each compiled module, how many of its regions are compiled,
     its blocks by how they were recognised, the names of blocks that the user left out, and what computes its quantized
@@ -45,9 +50,13 @@ def report() -> dict[str, Any]:
     for name in registry.NAMES:
         stored |= registry.get(name).stored()
     regions, seconds = coming()
+    reasons = failed()
+    why = failed_text(reasons)
     return {
         **cache.report(),
-        "coming": {"regions": regions, "seconds": None if seconds is None else round(seconds, 1)},
+        "coming": {"regions": regions, "seconds": seconds and round(seconds, 1), **going_on.get("coming", {})},
+        "working": going_on.get("working"),
+        "failed": {"regions": len(reasons), "text": why or "", "words": words_of(why or "")},
         "regions_ready": sum(registry.get(name).ready_regions() for name in registry.NAMES),
         "sizes_ready": shape_status.count_ready(models, cache),
         "modules": modules,

@@ -8,6 +8,7 @@ from typing import Any
 import comfy.model_management
 import comfy.sampler_helpers
 
+from ....compile_cache.backends import registry
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
 from ....compile_cache.texts import Text
 from ..comfyui import version
@@ -30,16 +31,16 @@ def free_graphs() -> int:
 
 
 def _free_by_hand() -> int:
-    """The button. The GPU may have been busy with something else while calls were compared. The node is in each
-    prompt, so it leaves what they found.
-    """
+    """The button: calls are compared and what failed is compiled again. The node, in each prompt, leaves both."""
     runtime.cache().whole_calls.measure_again()
+    for name in registry.NAMES:
+        registry.get(name).retry_failed()
     return free_graphs()
 
 
 def free_or_wait(queue: Any) -> dict[str, Any]:
-    """Free all captures now, or while a prompt runs when that ends, and compare decodes again. queue: ComfyUI's
-    PromptQueue.
+    """Free all captures now, or while a prompt runs when that ends, compare decodes again, and let regions that failed
+    be compiled again. queue: ComfyUI's PromptQueue.
 
     Returns `state` ("freed", "nothing" or "later"), the `bytes` that were freed, and a `text` for people with its
     `words`.
@@ -54,7 +55,7 @@ def free_or_wait(queue: Any) -> dict[str, Any]:
 
 def freed_text(freed: int) -> Text:
     """The sentence of the panel's button and of Free Graphs. freed: bytes of captures."""
-    return Text("Freed {size}.", size=f"{freed / 2**20:.0f} MiB") if freed else Text("Nothing was held.")
+    return Text("Freed {size}.", size=f"{freed / 2**20:.0f} MiB") if freed else Text("No captures to free.")
 
 
 def make_room(executor: Any, patcher: Any, noise_shape: Any, conds: Any, *args: Any, **kwargs: Any) -> Any:

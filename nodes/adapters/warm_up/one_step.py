@@ -14,7 +14,6 @@ from comfy.patcher_extension import WrappersMP
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import Role
 from ....compile_cache.warm_up_plan import READY, WARMED, Outcome, table
-from ..comfyui.messages import broadcast
 from ..comfyui.transformer_options import STEP_CACHE_RUN
 from ..process import runtime
 from ..report import runs
@@ -92,16 +91,11 @@ def _boundaries(conds: Any) -> Iterator[float]:
 
 
 def report() -> str:
-    """A table of what ran in this prompt; the open front ends get the sizes that are ready.
-
-    Raises UserError if no compiled model or VAE ran.
-    """
+    """A table of what ran in this prompt. Raises UserError if no compiled model or VAE ran."""
     found = runs.of_this_prompt()
     if not found:
         raise UserError("Nothing of this workflow ran compiled. See the texts on its compile nodes.")
     captures = runtime.cache().report()["entries"]
-    sizes, took = dict.fromkeys(run["size"] for run in found), sum(run["seconds"] for run in found)
-    broadcast("warmed", sizes=list(sizes), took=took)
     return table(_outcome(run, captures) for run in found)
 
 

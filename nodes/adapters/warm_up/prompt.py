@@ -11,18 +11,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.warm_up_plan import Item
 from ..comfyui.compile_nodes import LOADERS, MODEL_COMPILERS, VAE_COMPILERS
-from .workflow import Link, Node, gives_size, parse_workflow, reached, size_of
+from .workflow import Link, Node, gives_size, parse_workflow, reached
 
 STEP, END = "ResoluteWarmUpStep", "ResoluteWarmUpEnd"
 
-_LATER = "a size that is known when the workflow runs"
 _ANY = ("*", "COMFY_MATCHTYPE_V3")  # what a link of these types carries is known only when the workflow runs
 _MODEL, _VAE = "MODEL", "VAE"
 # A node whose outputs all have these types passes models on and runs none.
@@ -38,13 +37,11 @@ Prompt = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class WarmUpPrompt:
-    """prompt: in API form, ready to queue. sizes: one line for each size that stands in it, in the order of its runs.
-
-    warnings: one sentence for each part that is left out or compiles nothing, with the reason.
+    """prompt: in API form, ready to queue. warnings: one sentence for each part that is left out or compiles nothing,
+    with the reason.
     """
 
     prompt: Prompt
-    sizes: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
@@ -67,8 +64,7 @@ def warm_up_prompt(prompt: Any, classes: Mapping[str, Any], asked: Sequence[Item
     for number, item in enumerate(asked or [None]):
         builder.add(number, item)
     builder.finish()
-    lines = [str(item) for item in asked] or list(graph.sizes(sized)) or [f"the workflow, at {_LATER}"]
-    return WarmUpPrompt(builder.prompt, tuple(dict.fromkeys(lines)), tuple(dict.fromkeys(warnings)))
+    return WarmUpPrompt(builder.prompt, tuple(dict.fromkeys(warnings)))
 
 
 class _Graph:
@@ -123,13 +119,6 @@ class _Graph:
             for node in self._savers.values()
         ]
         return [*saved, *(why for use in self.uses() if (why := self.why_not_compiled(*use)))]
-
-    def sizes(self, names: Sequence[str]) -> Iterator[str]:
-        """One line for each of these nodes."""
-        for name in names:
-            found = size_of(self.nodes[name], self.nodes)
-            shown = str(Item(*found)) if found is not None else _LATER
-            yield f"{self.nodes[name].label}: {shown}"
 
     def _sources(self, node: Node) -> dict[str, Link | None]:
         return {name: self._source(link) for name, link in node.links.items()}

@@ -17,13 +17,11 @@ _DEFAULTS: dict[str, Any] = {"batch_sizes": "1", "prompt_chunks": "1", "cfg": CF
 
 @dataclass(frozen=True, slots=True)
 class WarmUpRequest:
-    """prompt: in API form, ready to queue. items: one line for each size that the request shows, in order.
-
-    unknown: one sentence for each part of the workflow that is left out or compiles nothing, with the reason.
+    """prompt: in API form, ready to queue. unknown: one sentence for each part of the workflow that is left out or
+    compiles nothing, with the reason.
     """
 
     prompt: Mapping[str, Mapping[str, Any]]
-    items: list[str]
     unknown: list[str]
 
 
@@ -44,13 +42,12 @@ def parse_request(body: Mapping[str, Any], classes: Mapping[str, Any]) -> WarmUp
         if isinstance(body["prompt"], Mapping) and len(asked) * len(body["prompt"]) > _MAX_COPIES:
             raise UserError(f"{len(asked)} sizes are too many for a workflow of this length. Send them one by one.")
         built = warm_up_prompt(body["prompt"], classes, asked)
-        return WarmUpRequest(built.prompt, list(built.sizes), list(built.warnings))
+        return WarmUpRequest(built.prompt, list(built.warnings))
     prompt = _prompt_for_plan(body["plan"])
     inputs = prompt["warm"]["inputs"]
-    what = " and ".join(name for name in ("model", "vae") if name in inputs)
     # Read here too: the client gets an answer with the error, and not a prompt that fails later.
-    items = plan(inputs["sizes"], inputs["batch_sizes"], inputs["prompt_chunks"])
-    return WarmUpRequest(prompt, [f"{item}: {what}" for item in items], [])
+    plan(inputs["sizes"], inputs["batch_sizes"], inputs["prompt_chunks"])
+    return WarmUpRequest(prompt, [])
 
 
 def _asked_sizes(body: Mapping[str, Any]) -> list[Item]:

@@ -19,7 +19,7 @@ from ....compile_cache.keys import CaptureKey, Role
 from ....compile_cache.texts import Text
 from ....compile_cache.torch_facts.private_names import pytree
 from ....compile_cache.warm_up_plan import FAILED, OVERLAP, READY, WARMED, Item, Outcome
-from ..comfyui.messages import broadcast, show_on_node
+from ..comfyui.messages import show_on_node
 from ..forward.compiled_forward import CompiledForward
 from ..process import runtime
 from ..report import runs
@@ -60,28 +60,32 @@ def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = N
     if not tasks:
         raise UserError(" ".join(["Nothing can be warmed up.", *skipped_inputs(inputs)]))
     bar = comfy.utils.ProgressBar(len(tasks), node_id=node_id)
-    outcomes, started = [], time.perf_counter()
-    for number, task in enumerate(tasks):
-        comfy.model_management.throw_exception_if_processing_interrupted()
-        _say(_warming(task, number + 1, len(tasks)), node_id)
-        outcomes.append(_run_task(task))
-        bar.update(1)
+    outcomes = []
+    try:
+        for number, task in enumerate(tasks):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            text = Text(
+                "warming {number} of {count}: {what} {item}",
+                number=number + 1,
+                count=len(tasks),
+                what=task.what,
+                item=task.item,
+            )
+            _say(text, node_id)
+            outcomes.append(_run_task(task))
+            bar.update(1)
+    except comfy.model_management.InterruptProcessingException:
+        _say(Text("warm-up stopped: {done} of {count} are done", done=len(outcomes), count=len(tasks)), node_id)
+        raise
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in (READY, WARMED, FAILED)}
     text = Text("warm-up: {ready} ready, {warmed} warmed, {failed} failed", **counts)
     _say(text, node_id)
-    ready = dict.fromkeys(outcome.item for outcome in outcomes if outcome.state != FAILED)
-    broadcast("warmed", sizes=list(ready), took=time.perf_counter() - started)
     return outcomes
 
 
 def _say(text: Text, node_id: str | None) -> None:
     logger.info("Resolute: %s", text)
     show_on_node(text, node_id)
-
-
-def _warming(task: Task, number: int, count: int) -> Text:
-    text = "warming {number} of {count}: {what} {item}"
-    return Text(text, number=number, count=count, what=task.what, item=task.item)
 
 
 def skipped_inputs(inputs: WarmUpInputs) -> list[str]:

@@ -1,4 +1,4 @@
-"""A workflow in API form: its nodes, their links, and the sizes that stand in it. It runs nothing."""
+"""A workflow in API form: its nodes and their links. It runs nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....compile_cache.errors import UserError, excerpt
-from ....compile_cache.sizes import CUSTOM, EXACT, MULTIPLES, NEAREST_VALID, Size, resolve_size
 
 _HOW_TO_EXPORT = "In ComfyUI choose File, Export (API), and use that file."
 _SIZE_INPUTS = ("width", "height", "batch_size")
@@ -62,41 +61,6 @@ def as_link(value: Any) -> Link | None:
 def gives_size(node: Node) -> bool:
     """It makes latents of a size, in its own inputs: Empty Latent Image and its kind, also those of videos."""
     return all(name in node.inputs for name in _SIZE_INPUTS)
-
-
-def size_of(node: Node, nodes: Mapping[str, Node]) -> tuple[Size, int] | None:
-    """Width and height in pixels, and the batch, of a node that gives a size.
-
-    None if the workflow does not show them: another node computes one of them while the workflow runs.
-    """
-    width, height, batch = (_whole_number(node.inputs[name], nodes) for name in _SIZE_INPUTS)
-    return None if width is None or height is None or batch is None else (Size(width, height), batch)
-
-
-def _whole_number(value: Any, nodes: Mapping[str, Node]) -> int | None:
-    """A number that is typed in, here, in a Resolution node or in a node that holds nothing else."""
-    link = as_link(value)
-    source = nodes.get(link[0]) if link is not None else None
-    if source is not None and link is not None and source.class_type == "ResoluteResolution":
-        size = _resolution(source)
-        return None if size is None or link[1] not in (0, 1) else (size.width, size.height)[link[1]]
-    number = source.inputs.get("value") if source is not None and source.class_type == "PrimitiveInt" else value
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-def _resolution(node: Node) -> Size | None:
-    """None if an input of this Resolution node is connected or wrong, or if it takes the nearest ready size."""
-    preset, width, height = node.inputs.get("preset", CUSTOM), node.inputs.get("width"), node.inputs.get("height")
-    if node.links or not (isinstance(preset, str) and isinstance(width, int) and isinstance(height, int)):
-        return None
-    use = node.inputs.get("use", NEAREST_VALID)
-    if use not in (NEAREST_VALID, EXACT):
-        return None
-    try:
-        multiple = str(node.inputs.get("multiple", MULTIPLES[0]))
-        return resolve_size(preset, width, height, multiple, snaps=use != EXACT)
-    except ValueError:
-        return None
 
 
 def reached(edges: Edges, starts: Iterable[str]) -> set[str]:

@@ -235,7 +235,7 @@ class TestPatchesOfOtherPacks:
             for patches in ({}, {"output_block_patch": [print]}):
                 options = {"patches": patches, names.STEP_PASS: chosen, names.STEP_CACHE_RUN: object()}
                 given = compiled.by_name((), {**inputs(264, 200), "transformer_options": options})
-                blockers.append(compiled.describe_pass(given, chosen)[0].blocker)
+                blockers.append(compiled.describe_pass(given, chosen)[0].policy.reason)
             assert blockers[0] is None
             assert "output_block_patch" in str(blockers[1])
 

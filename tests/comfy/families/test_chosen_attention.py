@@ -170,9 +170,9 @@ def test_a_capture_has_the_function_in_its_key(bench: Bench, core: SimpleNamespa
     for options in ({}, chosen("half", 0.5), chosen("double", 2.0)):
         description = describe()
         description.add_options(options, bench.module)
-        assert description.blocker is None
+        assert description.policy.reason is None
         keys.append(description.signature())
     assert len(set(map(repr, keys))) == 3
     description = describe()
     description.add_options({"optimized_attention_override": lambda *args, **kwargs: args}, bench.module)
-    assert "optimized_attention_override" in description.blocker.detail
+    assert "optimized_attention_override" in description.policy.reason.detail

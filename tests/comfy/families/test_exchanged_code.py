@@ -49,11 +49,6 @@ def louder(function: Any) -> Any:
     return gained
 
 
-def a_method() -> Any:
-    attention = kind(MMDIT, "SelfAttention")
-    return exchanged(attention, "post_attention", louder(attention.post_attention))
-
-
 @contextlib.contextmanager
 def changed_source() -> Iterator[None]:
     """As packs do that patch core by its own text: the function has core's file, module and globals."""
@@ -112,11 +107,6 @@ def a_method_of_the_model() -> Any:
         return (img * GAIN, *rest)
 
     return exchanged(flux, "process_img", process_img)
-
-
-def a_function() -> Any:
-    module = importlib.import_module("comfy.ldm.flux.layers")
-    return exchanged(module, "apply_mod", louder(vars(module)["apply_mod"]))
 
 
 class Louder:
@@ -183,21 +173,81 @@ def attention() -> Any:
     return exchanged(ops, "scaled_dot_product_attention", louder(ops.scaled_dot_product_attention))
 
 
-BETWEEN_PROMPTS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "a method": ("SD3.5", a_method),
-    "changed source": ("SD3.5", changed_source),
-    "assigned code": ("SD3.5", assigned_code),
-    "a global hook": ("SD3.5", a_global_hook),
-    "torch's way to call": ("SD3.5", every_call),
-    "a descriptor": ("SD3.5", a_descriptor),
-    "a proxy": ("SD3.5", a_proxy),
-    "a script": ("SD3.5", a_script),
-    "a mock": ("SD3.5", a_mock),
-    "attention": ("SD3.5", attention),
-    "a method of a tensor": ("SD3.5", a_method_of_torchs_tensor),
-    "a method of the model": ("Flux", a_method_of_the_model),
-    "a function": ("Flux", a_function),
-}
+@contextlib.contextmanager
+def a_hook(module: Any) -> Iterator[None]:
+    handle = attention_of(module).proj.register_forward_hook(lambda module, args, result: result * GAIN)
+    yield
+    handle.remove()
+
+
+def attention_of(module: Any) -> Any:
+    return next(part for part in module.modules() if type(part).__name__ == "SelfAttention")
+
+
+def a_part(module: Any) -> Any:
+    part = attention_of(module)
+    return exchanged_on(part, "proj", torch.nn.Sequential(part.proj, torch.nn.LeakyReLU(-8.0)))
+
+
+def a_kept_function(module: Any) -> Any:
+    """A pack wraps what a block calls by an attribute. Its name is the old one's, so no name tells."""
+    holder = next(part for part in module.modules() if "processor" in vars(part))
+    own = holder.processor
+    change = functools.wraps(own.__call__)(lambda *args, **kwargs: [each * GAIN for each in own(*args, **kwargs)])
+    return exchanged_on(holder, "processor", change)
+
+
+def on_a_part(name: str, method: str) -> Callable[[Any], Any]:
+    def exchange(module: Any) -> Any:
+        part = attention_of(module).get_submodule(name)
+        return exchanged_on(part, method, louder(getattr(part, method)))
+
+    return exchange
+
+
+def for_everybody(holder: Any, name: str) -> Any:
+    return exchanged(holder, name, louder(vars(holder)[name]))
+
+
+EAGER = ("a global hook", "torch's way to call")  # each call runs eagerly meanwhile
+TORCHS = ("a part",)  # no foreign code: it may be captured
+LATE = ("assigned code",)  # is seen when the next run begins
+EXCHANGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "a method": ("SD3.5", lambda _: for_everybody(kind(MMDIT, "SelfAttention"), "post_attention")),
+    "a function of its file": ("SD3.5", lambda _: for_everybody(importlib.import_module(MMDIT), "modulate")),
+    "a function of torch": ("SD3.5", lambda _: for_everybody(torch.nn.functional, "layer_norm")),
+    "changed source": ("SD3.5", lambda _: changed_source()),
+    "assigned code": ("SD3.5", lambda _: assigned_code()),
+    "a global hook": ("SD3.5", lambda _: a_global_hook()),
+    "torch's way to call": ("SD3.5", lambda _: every_call()),
+    "a descriptor": ("SD3.5", lambda _: a_descriptor()),
+    "a proxy": ("SD3.5", lambda _: a_proxy()),
+    "a script": ("SD3.5", lambda _: a_script()),
+    "a mock": ("SD3.5", lambda _: a_mock()),
+    "attention": ("SD3.5", lambda _: attention()),
+    "a method of a tensor": ("SD3.5", lambda _: a_method_of_torchs_tensor()),
+    "a method of the model": ("Flux", lambda _: a_method_of_the_model()),
+    "a function": ("Flux", lambda _: for_everybody(importlib.import_module("comfy.ldm.flux.layers"), "apply_mod")),
+    "a function in an attribute": ("HiDream", a_kept_function),
+    "a function of an object": (
+        "LTX", lambda module: exchanged_on(module.patchifier, "unpatchify", louder(module.patchifier.unpatchify))
+    ),
+    "a part's forward": ("SD3.5", on_a_part("proj", "forward")),
+    "a part's method": ("SD3.5", on_a_part("", "post_attention")),
+    "a part's hook": ("SD3.5", a_hook),
+    "a part": ("SD3.5", a_part),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def exchanged_on(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """On one object, which may have it from its class."""
+    is_its_own, before = name in vars(holder), getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before) if is_its_own or name == "proj" else delattr(holder, name)
 
 
 class Prompts:
@@ -239,58 +289,39 @@ def prompts(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return lambda name: Prompts(core, name)
 
 
-@pytest.mark.parametrize("name", BETWEEN_PROMPTS)
+@pytest.mark.parametrize("name", EXCHANGES)
 def test_an_exchange_between_two_prompts_takes_effect(prompts: Callable[[str], Prompts], name: str) -> None:
-    model, exchange = BETWEEN_PROMPTS[name]
+    model, exchange = EXCHANGES[name]
     ours = prompts(model)
     before = ours.stock()
     assert relative_error(ours.prompt(), before) < 1e-4
     epoch = ours.weights.epoch
     assert ours.weights.blocker is None
-    with exchange():
+    with exchange(ours.bench.module):
         expected = ours.stock()
         assert relative_error(expected, before) > 1e-3, "the exchange changes nothing"
         assert relative_error(ours.prompt(), expected) < 1e-4
-        if name not in ("a global hook", "torch's way to call"):  # those make each call run eagerly
+        if name not in EAGER:
             assert ours.weights.epoch != epoch
-            assert ours.weights.blocker is not None, "and it is not captured"
+            assert (ours.weights.blocker is None) == (name in TORCHS), "and it is not captured"
     assert relative_error(ours.prompt(), before) < 1e-4
     assert ours.weights.blocker is None
 
 
-@pytest.mark.parametrize("where", ["an attribute", "an object"])
-def test_a_function_that_a_part_of_the_model_keeps_may_be_another_packs(
-    prompts: Callable[[str], Prompts], where: str
-) -> None:
-    """A pack wraps what a block calls by an attribute. Its name is the old one's, so no name tells."""
-    ours = prompts("HiDream" if where == "an attribute" else "LTX")
-    module = ours.bench.module
-    before = ours.stock()
-    assert relative_error(ours.prompt(), before) < 1e-4
-    if where == "an attribute":
-        holder = next(part for part in module.modules() if "processor" in vars(part))
-        own = holder.processor
-        change = functools.wraps(own.__call__)(lambda *args, **kwargs: [each * GAIN for each in own(*args, **kwargs)])
-        exchange = exchanged_on(holder, "processor", change)
-    else:
-        exchange = exchanged_on(module.patchifier, "unpatchify", louder(module.patchifier.unpatchify))
-    with exchange:
-        expected = ours.stock()
-        assert relative_error(expected, before) > 1e-3, "the exchange changes nothing"
-        assert relative_error(ours.prompt(), expected) < 1e-4
-        assert ours.weights.blocker is not None
-    assert relative_error(ours.prompt(), before) < 1e-4
-    assert ours.weights.blocker is None
-
-
-@contextlib.contextmanager
-def exchanged_on(holder: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(holder).get(name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        delattr(holder, name) if before is None else setattr(holder, name, before)
+@pytest.mark.parametrize("name", [name for name in EXCHANGES if name not in LATE])
+def test_an_exchange_between_two_steps_takes_effect(prompts: Callable[[str], Prompts], name: str) -> None:
+    """As a wrapper does that patches around some calls of a run."""
+    model, exchange = EXCHANGES[name]
+    ours = prompts(model)
+    with ours.run():
+        before = ours.step()
+        for _ in range(2):
+            with exchange(ours.bench.module):
+                expected = ours.stock()
+                assert relative_error(expected, before) > 1e-3, "the exchange changes nothing"
+                for _ in range(2):
+                    assert relative_error(ours.step(), expected) < 1e-4
+            assert relative_error(ours.step(), before) < 1e-4
 
 
 def test_a_field_of_the_parameters_is_a_setting(prompts: Callable[[str], Prompts]) -> None:
@@ -391,41 +422,6 @@ class TestWithinARun:
             assert relative_error(ours.step(), before) < 1e-4
             assert self.bypasses(ours) == counted + 2, "it runs compiled again"
 
-    @pytest.mark.parametrize("how", ["forward", "another method", "hook", "part"])
-    def test_a_part_that_is_patched_between_two_steps_takes_effect(
-        self, prompts: Callable[[str], Prompts], how: str
-    ) -> None:
-        ours = prompts("SD3.5")
-        part = next(each for each in ours.bench.module.modules() if type(each).__name__ == "SelfAttention")
-        with ours.run():
-            before = ours.step()
-            with patched(part, how):
-                expected = ours.stock()
-                assert relative_error(expected, before) > 1e-3
-                for _ in range(2):
-                    assert relative_error(ours.step(), expected) < 1e-4
-            assert relative_error(ours.step(), before) < 1e-4
-
-    @pytest.mark.parametrize("how", ["function", "class", "torch"])
-    def test_what_is_exchanged_for_everybody_between_two_steps_takes_effect(
-        self, prompts: Callable[[str], Prompts], how: str
-    ) -> None:
-        """As a wrapper does that patches around some calls of a run."""
-        ours = prompts("SD3.5")
-        holder, name = {
-            "function": (importlib.import_module(MMDIT), "modulate"),
-            "class": (kind(MMDIT, "SelfAttention"), "post_attention"),
-            "torch": (torch.nn.functional, "layer_norm"),
-        }[how]
-        with ours.run():
-            before = ours.step()
-            for _ in range(2):
-                with exchanged(holder, name, louder(vars(holder)[name])):
-                    expected = ours.stock()
-                    assert relative_error(expected, before) > 1e-3
-                    assert relative_error(ours.step(), expected) < 1e-4
-                assert relative_error(ours.step(), before) < 1e-4
-
     def test_what_paging_adds_and_takes_away_is_no_change(self, prompts: Callable[[str], Prompts]) -> None:
         ours = prompts("SD3.5")
         linears = [part for part in ours.bench.module.modules() if type(part).__name__ == "Linear"]
@@ -445,21 +441,3 @@ class TestWithinARun:
     @staticmethod
     def bypasses(ours: Prompts) -> int:
         return sum(ours.bench.stats.snapshot()["bypasses"].values())
-
-
-@contextlib.contextmanager
-def patched(part: Any, how: str) -> Iterator[None]:
-    if how == "hook":
-        handle = part.proj.register_forward_hook(lambda module, args, result: result * GAIN)
-        yield
-        handle.remove()
-    elif how == "part":
-        own = part.proj
-        part.proj = torch.nn.Sequential(own, torch.nn.LeakyReLU(-8.0))
-        yield
-        part.proj = own
-    else:
-        holder, name = (part.proj, "forward") if how == "forward" else (part, "post_attention")
-        setattr(holder, name, louder(getattr(holder, name)))
-        yield
-        delattr(holder, name)

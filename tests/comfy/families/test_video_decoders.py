@@ -189,7 +189,7 @@ def test_a_decode_into_a_buffer_is_not_captured(
         with bench.compiled():
             bench.call(one_frame)
             bench.module.forward(one_frame.clone(), output_buffer=buffer, **bench.decoder.arguments)
-    assert [call.may_capture for call in calls] == [True, False]
+    assert [call.policy.may_capture for call in calls] == [True, False]
     assert relative_error(buffer, expected) < TOLERANCE
 
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
-
-from ..rig import IMAGE_TOLERANCE, LATENT_TOLERANCE, Bench, PromptDict, Run, compiled, latent_error
+from ..rig import IMAGE_TOLERANCE, LATENT_TOLERANCE, Bench, PromptDict, Run, assert_same, compiled, latent_error
 
 # On CUDA, inductor is checked in float32 without TF32: fp16 rounds in every kernel, other kernels round differently,
 # and the steps of a random model amplify that without bound. Replays of eager's own kernels are equal in any dtype.
@@ -94,22 +92,9 @@ class Check:
         actual = self.bench.run(compiled(plain, self.backend) if ours is None else ours)
         self._recorder.add(self._name, expected, actual)
         assert not expected.touched_the_cache, "the prompt without Resolute's nodes used the cache"
-        self._compare(actual, expected)
+        assert_same(actual, expected, *self._recorder.tolerance)
         self._count(actual, forwards, dict(bypasses or {}), eager_calls, compiles)
         return actual
-
-    def _compare(self, actual: Run, expected: Run) -> None:
-        latent, image = self._recorder.tolerance
-        assert len(expected.latents) + len(expected.images) > 0, "the prompt saves nothing to compare"
-        assert (len(actual.latents), len(actual.images)) == (len(expected.latents), len(expected.images))
-        for mine, theirs in zip(actual.latents, expected.latents, strict=True):
-            assert mine.shape == theirs.shape
-            assert numpy.isfinite(theirs).all() and theirs.std() > 0, "the expected latents are empty"
-            assert latent_error(mine, theirs) <= latent, latent_error(mine, theirs)
-        for mine, theirs in zip(actual.images, expected.images, strict=True):
-            assert mine.shape == theirs.shape
-            assert theirs.std() > 5, f"the expected image is flat: deviation {theirs.std():.2f}"
-            assert abs(mine - theirs).max() <= image, f"images differ by {abs(mine - theirs).max()} of 255"
 
     def _count(self, run: Run, forwards: int, bypasses: dict[str, int], eager_calls: int, compiles: bool) -> None:
         rise = run.rise

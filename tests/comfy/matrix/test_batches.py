@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,41 +25,38 @@ def test_a_batch_of_any_size_compiles_nothing(check: Check, tiny_prompt: Any, se
     assert len(run.images) == batch
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
-def test_a_batch_without_guidance_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
-    prompt = without_decoder(tiny_prompt(seed=seed, width=72, height=104, batch=batch, steps=STEPS, cfg=1.0))
-    assert check(prompt, forwards=STEPS).latents[0].shape == (batch, 4, 13, 9)
-
-
-@pytest.mark.parametrize("batch", [2, 5])
-def test_a_batch_with_a_longer_prompt_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, batch: int) -> None:
-    check(
-        without_decoder(tiny_prompt(seed=seed, width=72, height=88, batch=batch, tokens=154, steps=STEPS)),
-        forwards=STEPS,
-    )
-
-
-def test_a_batch_that_is_split_by_unequal_prompts_compiles_nothing(check: Check, tiny_prompt: Any, seed: int) -> None:
-    prompt = without_decoder(tiny_prompt(seed=seed, width=72, height=88, batch=3, steps=STEPS))
-    prompt["positive"]["inputs"]["tokens"] = 5 * 77
-    check(prompt, forwards=2 * STEPS)
-
-
-def test_an_area_of_a_batch_compiles_nothing(check: Check, tiny_prompt: Any, seed: int) -> None:
-    prompt = without_decoder(tiny_prompt(seed=seed, width=136, height=88, batch=3, steps=STEPS))
-    prompt["area"] = node(
-        "ConditioningSetArea", conditioning=["positive", 0], width=72, height=64, x=64, y=8, strength=1.0
-    )
+def with_area(prompt: PromptDict) -> None:
+    area = {"width": 72, "height": 64, "x": 64, "y": 8, "strength": 1.0}
+    prompt["area"] = node("ConditioningSetArea", conditioning=["positive", 0], **area)
     prompt["both"] = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["area", 0])
     prompt["sample"]["inputs"]["positive"] = ["both", 0]
-    check(prompt, forwards=2 * STEPS)
 
 
-def test_a_repeated_latent_is_a_batch(check: Check, tiny_prompt: Any, seed: int) -> None:
-    prompt = without_decoder(tiny_prompt(seed=seed, width=88, height=104, batch=2, steps=STEPS))
+def with_repeats(prompt: PromptDict) -> None:
     prompt["repeated"] = node("RepeatLatentBatch", samples=["latent", 0], amount=3)
     prompt["sample"]["inputs"]["latent_image"] = ["repeated", 0]
-    assert check(prompt, forwards=STEPS).latents[0].shape == (6, 4, 13, 11)
+
+
+def with_unequal_prompts(prompt: PromptDict) -> None:
+    prompt["positive"]["inputs"]["tokens"] = 5 * 77
+
+
+# Settings, what else changes, the forwards, and the batch of the result.
+BATCHES: dict[str, tuple[dict[str, Any], Callable[[PromptDict], object], int, int]] = {
+    **{f"{n} without guidance": ({"batch": n, "cfg": 1.0}, lambda _: None, STEPS, n) for n in (1, 3, 8)},
+    **{f"{n} with a longer prompt": ({"batch": n, "tokens": 154}, lambda _: None, STEPS, n) for n in (2, 5)},
+    "split by unequal prompts": ({"batch": 3}, with_unequal_prompts, 2 * STEPS, 3),
+    "an area": ({"batch": 3, "width": 136}, with_area, 2 * STEPS, 3),
+    "a repeated latent": ({"batch": 2}, with_repeats, STEPS, 6),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_compiles_nothing(check: Check, tiny_prompt: Any, seed: int, name: str) -> None:
+    settings, change, forwards, batch = BATCHES[name]
+    prompt = without_decoder(tiny_prompt(**{"seed": seed, "width": 72, "height": 88, "steps": STEPS, **settings}))
+    change(prompt)
+    assert check(prompt, forwards=forwards).latents[0].shape[0] == batch
 
 
 def test_a_part_of_a_batch_is_sampled_again_as_its_own_image(check: Check, tiny_prompt: Any, seed: int) -> None:

@@ -6,6 +6,7 @@ For an area, core adds a negative condition of the same area.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,129 +64,101 @@ def lengths(prompt: PromptDict, positive: int, negative: int) -> PromptDict:
     return {**prompt, "positive": conditioning(11, positive), "negative": conditioning(12, negative)}
 
 
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_prompts_of_any_length_compile_nothing(check: Check, prompt: PromptDict, tokens: int) -> None:
-    check(lengths(prompt, tokens, tokens), forwards=SHARED)
-
-
 @pytest.mark.grid(4)
 @pytest.mark.parametrize(
     ("positive", "negative", "forwards"),
     [
-        (154, 77, SHARED),
-        (77, 154, SHARED),
-        (231, 77, SHARED),
-        (231, 154, SHARED),
-        (154, 231, SHARED),
-        (4 * 77, 77, SHARED),
-        (5 * 77, 77, SPLIT),
-        (77, 5 * 77, SPLIT),
+        (154, 154, SHARED), (231, 231, SHARED), (154, 77, SHARED), (77, 154, SHARED), (231, 77, SHARED),
+        (231, 154, SHARED), (154, 231, SHARED), (4 * 77, 77, SHARED), (5 * 77, 77, SPLIT), (77, 5 * 77, SPLIT),
         (80, 77, SPLIT),
     ],
-)
-def test_prompts_of_unequal_length_share_a_forward_or_are_split_as_core_does(
+)  # fmt: skip
+def test_prompts_of_any_length_share_a_forward_or_are_split_as_core_does(
     check: Check, prompt: PromptDict, positive: int, negative: int, forwards: int
 ) -> None:
     check_that_it_matters(check, lengths(prompt, positive, negative), prompt, forwards=forwards)
 
 
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_without_guidance_the_negative_prompt_is_left_out(check: Check, prompt: PromptDict, tokens: int) -> None:
-    check_that_it_matters(check, with_sampling(lengths(prompt, tokens, 77), cfg=1.0), prompt, forwards=STEPS)
+Change = Callable[[PromptDict], PromptDict]
 
 
-@pytest.mark.grid(2)
-@pytest.mark.parametrize("tokens", [77, 154])
-@pytest.mark.parametrize(
-    "area",
-    [node("ConditioningSetArea", **LEFT_HALF), node("ConditioningSetAreaPercentage", **LOWER_RIGHT)],
-    ids=["pixels", "percentage"],
-)
-def test_an_area_runs_as_a_forward_of_its_own(
-    check: Check, prompt: PromptDict, area: dict[str, Any], tokens: int
-) -> None:
-    check_that_it_matters(check, combined(prompt, area, tokens), combined(prompt, ALWAYS, tokens), forwards=2 * STEPS)
-
-
-def test_two_areas_and_no_conditioning_for_the_whole_picture(check: Check, prompt: PromptDict) -> None:
-    # Three forwards per step: left, right, and the negative prompt for the whole image.
-    changed = with_positive(
-        prompt,
-        ["both", 0],
-        other=conditioning(21),
-        left=node("ConditioningSetArea", conditioning=["positive", 0], **LEFT_HALF),
-        right=node("ConditioningSetArea", conditioning=["other", 0], **{**LEFT_HALF, "width": 72, "x": 64}),
-        both=node("ConditioningCombine", conditioning_1=["left", 0], conditioning_2=["right", 0]),
+def limited(kind: str, tokens: int = 77, forwards: int = STEPS, **inputs: Any) -> tuple[Change, Change, int]:
+    """A second condition that a node limits, beside the same one without a limit."""
+    limit = node(kind, **inputs)
+    return (
+        lambda prompt: combined(rectangle(prompt), limit, tokens),
+        lambda prompt: combined(prompt, ALWAYS, tokens),
+        forwards,
     )
-    check_that_it_matters(check, changed, prompt, forwards=3 * STEPS)
 
 
-@pytest.mark.parametrize(
-    ("where", "forwards"), [("default", STEPS), ("mask bounds", 2 * STEPS)], ids=["whole", "bounds"]
-)
-def test_a_mask_weighs_the_result_or_cuts_out_its_bounds(
-    check: Check, prompt: PromptDict, where: str, forwards: int
-) -> None:
+def joined(kind: str, tokens: int, forwards: int = SHARED, **inputs: Any) -> tuple[Change, Change, int]:
+    """The positive condition joined with another one by a node."""
+    names = (
+        ("conditioning_1", "conditioning_2") if kind.endswith("Combine") else ("conditioning_to", "conditioning_from")
+    )
+    links = dict(zip(names, (["positive", 0], ["other", 0]), strict=True))
+    both = node(kind, **links, **inputs)
+    return (
+        lambda prompt: with_positive(prompt, ["both", 0], other=conditioning(21, tokens), both=both),
+        lambda prompt: prompt,
+        forwards,
+    )
+
+
+def parts(first: dict[str, Any], second: dict[str, Any], tokens: int, forwards: int) -> tuple[Change, Change, int]:
+    """Two conditions, each limited by a node."""
+    nodes = {
+        "other": conditioning(21, tokens),
+        "first": {**first, "inputs": {**first["inputs"], "conditioning": ["positive", 0]}},
+        "second": {**second, "inputs": {**second["inputs"], "conditioning": ["other", 0]}},
+        "both": node("ConditioningCombine", conditioning_1=["first", 0], conditioning_2=["second", 0]),
+    }
+    return lambda prompt: with_positive(prompt, ["both", 0], **nodes), lambda prompt: prompt, forwards
+
+
+def without_guidance(tokens: int) -> tuple[Change, Change, int]:
+    return lambda prompt: with_sampling(lengths(prompt, tokens, 77), cfg=1.0), lambda prompt: prompt, STEPS
+
+
+def alone(prompt: PromptDict) -> PromptDict:
+    half = {**FIRST_HALF, "inputs": {**FIRST_HALF["inputs"], "conditioning": ["positive", 0]}}
+    return with_positive(prompt, ["half", 0], half=half)
+
+
+RANGE, MASK = "ConditioningSetTimestepRange", "ConditioningSetMask"
+FIRST_HALF, SECOND_HALF = node(RANGE, start=0.0, end=0.5), node(RANGE, start=0.5, end=1.0)
+LEFT, RIGHT = (node("ConditioningSetArea", **{**LEFT_HALF, **part}) for part in ({}, {"width": 72, "x": 64}))
+MASKED = {"mask": ["mask", 0], "strength": 1.5}
+# What changes, what it is compared with, and the forwards: an area runs as one of its own.
+CHANGES: dict[str, tuple[Change, Change, int]] = {
+    **{f"no negative one, {tokens} tokens": without_guidance(tokens) for tokens in LENGTHS},
+    **{f"an area in pixels, {n}": limited("ConditioningSetArea", n, 2 * STEPS, **LEFT_HALF) for n in (77, 154)},
+    **{
+        f"an area in percent, {n}": limited("ConditioningSetAreaPercentage", n, 2 * STEPS, **LOWER_RIGHT)
+        for n in (77, 154)
+    },
+    # Left, right, and the negative prompt for the whole image.
+    "two areas and nothing for the whole picture": parts(LEFT, RIGHT, 77, 3 * STEPS),
     # By default, three conditions share a forward with a batch of 3.
-    masked = node("ConditioningSetMask", mask=["mask", 0], strength=1.5, set_cond_area=where)
-    check_that_it_matters(check, combined(rectangle(prompt), masked), combined(prompt, ALWAYS), forwards=forwards)
-
-
-def test_a_condition_that_ends_in_the_middle_of_the_run(check: Check, prompt: PromptDict) -> None:
-    # A batch of 3 until the condition ends, then of 2.
-    half = node("ConditioningSetTimestepRange", start=0.0, end=0.5)
-    check_that_it_matters(check, combined(prompt, half), combined(prompt, ALWAYS), forwards=STEPS)
-
-
-def test_a_condition_that_starts_in_the_middle_of_the_run(check: Check, prompt: PromptDict) -> None:
-    late = node("ConditioningSetTimestepRange", start=0.5, end=1.0)
-    check_that_it_matters(check, combined(prompt, late, 154), combined(prompt, ALWAYS, 154), forwards=STEPS)
-
-
-def test_one_condition_replaces_another_of_other_length(check: Check, prompt: PromptDict) -> None:
-    changed = with_positive(
-        prompt,
-        ["both", 0],
-        other=conditioning(21, 5 * 77),
-        first=node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.5),
-        second=node("ConditioningSetTimestepRange", conditioning=["other", 0], start=0.5, end=1.0),
-        both=node("ConditioningCombine", conditioning_1=["first", 0], conditioning_2=["second", 0]),
-    )
+    "a mask that weighs": limited(MASK, **MASKED, set_cond_area="default"),
+    "a mask that cuts out its bounds": limited(MASK, forwards=2 * STEPS, **MASKED, set_cond_area="mask bounds"),
+    "one that ends": limited(RANGE, start=0.0, end=0.5),  # a batch of 3 until it ends, then of 2
+    "one that starts": limited(RANGE, 154, start=0.5, end=1.0),
     # Two steps with one forward for 77 and 77 tokens, then two steps with one forward for each of 385 and 77.
-    check_that_it_matters(check, changed, prompt, forwards=2 + 2 * 2)
+    "one that replaces another of other length": parts(FIRST_HALF, SECOND_HALF, 5 * 77, 2 + 2 * 2),
+    "the only positive one ends": (alone, lambda prompt: prompt, STEPS),
+    **{f"a longer text, {n}": joined("ConditioningConcat", n) for n in LENGTHS},
+    **{f"a larger batch, {n}": joined("ConditioningCombine", n) for n in (77, 154)},
+    "lengths of no batch": joined("ConditioningCombine", 5 * 77, SPLIT),
+    **{f"the average, {n}": joined("ConditioningAverage", n, conditioning_to_strength=0.6) for n in (77, 154)},
+}
 
 
-def test_the_only_positive_condition_ends_and_the_negative_one_runs_alone(check: Check, prompt: PromptDict) -> None:
-    half = node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.5)
-    check_that_it_matters(check, with_positive(prompt, ["half", 0], half=half), prompt, forwards=STEPS)
-
-
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_joined_conditions_are_one_longer_text(check: Check, prompt: PromptDict, tokens: int) -> None:
-    joined = node("ConditioningConcat", conditioning_to=["positive", 0], conditioning_from=["other", 0])
-    changed = with_positive(prompt, ["joined", 0], other=conditioning(21, tokens), joined=joined)
-    check_that_it_matters(check, changed, prompt, forwards=SHARED)
-
-
-@pytest.mark.parametrize("tokens", [77, 154, 5 * 77])
-def test_combined_conditions_are_a_larger_batch_where_their_lengths_allow(
-    check: Check, prompt: PromptDict, tokens: int
-) -> None:
-    both = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["other", 0])
-    changed = with_positive(prompt, ["both", 0], other=conditioning(21, tokens), both=both)
-    check_that_it_matters(check, changed, prompt, forwards=SPLIT if tokens == 5 * 77 else SHARED)
-
-
-@pytest.mark.parametrize("tokens", [77, 154])
-def test_the_average_of_two_conditions_compiles_nothing(check: Check, prompt: PromptDict, tokens: int) -> None:
-    average = node(
-        "ConditioningAverage",
-        conditioning_to=["positive", 0],
-        conditioning_from=["other", 0],
-        conditioning_to_strength=0.6,
-    )
-    changed = with_positive(prompt, ["average", 0], other=conditioning(21, tokens), average=average)
-    check_that_it_matters(check, changed, prompt, forwards=SHARED)
+@pytest.mark.parametrize("name", CHANGES)
+def test_conditions_that_are_cut_masked_joined_or_limited(check: Check, prompt: PromptDict, name: str) -> None:
+    change, base, forwards = CHANGES[name]
+    check_that_it_matters(check, change(prompt), base(prompt), forwards=forwards)
 
 
 @pytest.mark.usefixtures("warm_sdxl")

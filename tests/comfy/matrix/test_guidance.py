@@ -48,18 +48,17 @@ MERGES = {
 }
 
 
-@pytest.mark.grid(4)
+@pytest.mark.grid(12)
 @before_and_after
-@pytest.mark.parametrize("kind", SAMPLINGS)
-def test_another_kind_of_prediction_compiles_nothing(check: Check, prompt: Any, kind: str, place: str) -> None:
-    check_placed(check, prompt, [SAMPLINGS[kind]], place, forwards=STEPS)
-
-
-@pytest.mark.grid(4)
-@before_and_after
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_guidance_outside_the_blocks_bypasses_nothing(check: Check, prompt: Any, name: str, place: str) -> None:
-    check_placed(check, prompt, [OUTSIDE[name]], place, forwards=STEPS)
+@pytest.mark.parametrize("name", [*SAMPLINGS, *OUTSIDE, *INSIDE])
+def test_another_prediction_or_guidance_bypasses_only_the_blocks_that_it_is_inside_of(
+    check: Check, prompt: Any, name: str, place: str
+) -> None:
+    other, forwards, patched = INSIDE.get(name) or ({**SAMPLINGS, **OUTSIDE}[name], STEPS, 0)
+    if patched:  # HyperTile does nothing at a size that it cannot divide into tiles.
+        prompt["latent"]["inputs"].update(width=256, height=256)
+    bypasses = {"patched_block": patched} if patched else {}
+    check_placed(check, prompt, [other], place, forwards=forwards, bypasses=bypasses)
 
 
 @pytest.mark.grid(2)
@@ -87,18 +86,6 @@ def test_a_step_cache_skips_the_same_steps_of_a_transformer(
             calls = check.bench.run(with_model(prompt, step_cache, compile_model("eager"))).rise["eager_calls"]
             assert 0 < calls < steps, "some steps must be skipped, but not all"
             check_placed(check, prompt, [step_cache], place, forwards=calls)
-
-
-@pytest.mark.grid(4)
-@before_and_after
-@pytest.mark.parametrize("name", INSIDE)
-def test_guidance_inside_the_blocks_bypasses_only_those_blocks(
-    check: Check, prompt: Any, name: str, place: str
-) -> None:
-    # HyperTile does nothing at a size that it cannot divide into tiles.
-    prompt["latent"]["inputs"].update(width=256, height=256)
-    other, forwards, patched = INSIDE[name]
-    check_placed(check, prompt, [other], place, forwards=forwards, bypasses={"patched_block": patched})
 
 
 def test_free_u_is_added_and_removed_without_a_compile(check: Check, prompt: Any, seeds: Any) -> None:

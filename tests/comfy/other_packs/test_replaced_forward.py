@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,74 +12,45 @@ from . import packs
 from .conftest import Bench
 
 STEPS = 3
-in_either_order = pytest.mark.parametrize("place", ["before", "after"])
-
-
-@in_either_order
-def test_a_forward_that_is_exchanged_for_each_call_is_named_and_counted(bench: Bench, place: str) -> None:
-    model = bench.model()
-    expected = bench.sample(packs.with_forward_for_each_call(model))
-    ours = (
-        bench.compiled(packs.with_forward_for_each_call(model))
-        if place == "before"
-        else packs.with_forward_for_each_call(bench.compiled(model))
-    )
-    before = bench.bypasses()
-    assert torch.equal(bench.sample(ours), expected)
-    assert bench.bypasses() == before + STEPS
-    assert "no calls: cached_forward (tests) replaced the model's _forward" in bench.summary
-    assert f"bypassed: {STEPS}x replaced_forward" in bench.summary
-
-
-@in_either_order
-def test_a_network_that_is_exchanged_is_named_and_counted(bench: Bench, place: str) -> None:
-    model = bench.model()
-    expected = bench.sample(model)
-    before = bench.bypasses()
-    bench.caplog.clear()
-    if place == "before":
-        ours = bench.compiled(packs.with_compiled_network(model))
-        assert "another node put Compiled (tests) in place of the whole network" in bench.caplog.text
-        assert bench.bypasses() == before + 1
-        assert torch.equal(bench.sample(ours), expected)
-        return
-    ours = packs.with_compiled_network(bench.compiled(model))
+WHOLE = "no calls: another node put Compiled (tests) in place of the whole network"
+REPLACED = "no calls: cached_forward (tests) replaced the model's _forward"
+ANSWERED = "no calls: swap_and_call (tests) answered in place of the model in every step"
+OURS = f"{STEPS} eager calls"
+# What another pack does to the model, before Compile Model or after it: what the run then says, and what it counts.
+PACKS: dict[str, tuple[Callable[[Any], Any], str, str, int]] = {
+    "a forward for each call, before": (packs.with_forward_for_each_call, "before", REPLACED, STEPS),
+    "a forward for each call, after": (packs.with_forward_for_each_call, "after", REPLACED, STEPS),
     # Its forward is the module's own, in which our `_forward` is called as ever.
-    assert torch.equal(bench.sample(ours), expected)
-    assert bench.bypasses() == before
-    assert f"{STEPS} eager calls" in bench.summary
+    "another network, after": (packs.with_compiled_network, "after", OURS, 0),
+    "a network for each call, before": (packs.with_network_for_each_call, "before", WHOLE, STEPS),
+    "a network for each call, after": (packs.with_network_for_each_call, "after", ANSWERED, 1),
+    "the network in its own place, before": (packs.with_network_in_its_own_place, "before", OURS, 0),
+    "the network in its own place, after": (packs.with_network_in_its_own_place, "after", OURS, 0),
+}
 
 
-@in_either_order
-def test_a_network_that_is_exchanged_for_each_call_is_named_and_counted(bench: Bench, place: str) -> None:
+@pytest.mark.parametrize("name", PACKS)
+def test_what_runs_in_place_of_ours_gives_its_own_picture_and_is_named_and_counted(bench: Bench, name: str) -> None:
+    changed, place, said, count = PACKS[name]
     model = bench.model()
-    expected = bench.sample(packs.with_network_for_each_call(model))
-    before = bench.bypasses()
-    if place == "before":
-        ours = bench.compiled(packs.with_network_for_each_call(model))
-        text, count = "another node put Compiled (tests) in place of the whole network", STEPS
-    else:
-        ours = packs.with_network_for_each_call(bench.compiled(model))
-        text, count = "swap_and_call (tests) answered in place of the model in every step", 1
-    assert torch.equal(bench.sample(ours), expected)
-    assert f"no calls: {text}" in bench.summary
-    assert bench.bypasses() == before + count
-
-
-@in_either_order
-def test_a_network_that_is_patched_by_itself_runs_through_ours(bench: Bench, place: str) -> None:
-    model = bench.model()
-    expected = bench.sample(model)
-    before = bench.bypasses()
-    ours = (
-        bench.compiled(packs.with_network_in_its_own_place(model))
-        if place == "before"
-        else packs.with_network_in_its_own_place(bench.compiled(model))
-    )
+    expected = bench.sample(changed(model))
+    ours = bench.compiled(changed(model)) if place == "before" else changed(bench.compiled(model))
     for _ in range(2):  # the second time the patch is in place already
+        before = bench.bypasses()
         assert torch.equal(bench.sample(ours), expected)
-        assert f"{STEPS} eager calls" in bench.summary
-    assert bench.bypasses() == before
+        assert said in bench.summary
+        assert bench.bypasses() == before + count
+        assert (f"bypassed: {count}x replaced_forward" in bench.summary) == bool(count)
+
+
+def test_a_network_that_was_exchanged_is_named_when_it_is_compiled(bench: Bench) -> None:
+    model = bench.model()
+    expected, before = bench.sample(model), bench.bypasses()
+    bench.caplog.clear()
+    ours = bench.compiled(packs.with_compiled_network(model))
+    assert "another node put Compiled (tests) in place of the whole network" in bench.caplog.text
+    assert bench.bypasses() == before + 1
+    assert torch.equal(bench.sample(ours), expected)
 
 
 def test_a_network_with_code_of_its_own_is_named_and_counted(bench: Bench) -> None:

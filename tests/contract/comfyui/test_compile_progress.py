@@ -14,7 +14,8 @@ import pytest
 @pytest.fixture
 def module(adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = adapter("comfyui.compile_progress")
-    monkeypatch.setattr(module, "_together", lambda done, total: (done, total))
+    nothing = SimpleNamespace(dynprompt=SimpleNamespace(all_node_ids=set))
+    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: nothing)
     monkeypatch.setattr(module, "_clock", (None, 0.0))
     return module
 
@@ -23,14 +24,14 @@ def module(adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytes
 def shown(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts on the node, the latest last."""
     texts: list[str] = []
-    monkeypatch.setattr(module, "show_on_node", lambda text, node_id: texts.append(text))
+    monkeypatch.setattr(module, "show_on_node", lambda text, node_id, workflow=None: texts.append(text))
     return texts
 
 
 @pytest.fixture
 def backend(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The only one. coming: what it answers, 10 seconds for each region more."""
-    made = SimpleNamespace(given_up_regions=int)
+    made = SimpleNamespace(failed_regions=list)
 
     def coming(more: int = 0) -> tuple[int, float | None]:
         left, seconds = made.left
@@ -48,7 +49,7 @@ def backend(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimpleNamesp
         (False, (2, None), "compiling 2 of 3, 7 s, first time only"),
         (False, (2, 34.0), "compiling 2 of 3, 7 s, about 35 s left"),
         (False, (1, 34.0), "compiling 2 of 3, 7 s, about 45 s left"),  # one is of a node that no call came to yet
-        (True, (2, 34.0), "stops when this region is compiled; 1 of 3 are kept"),
+        (True, (2, 34.0), "stops when this region is compiled"),
     ],
 )
 def test_the_text_of_a_compile_says_how_long(
@@ -82,7 +83,11 @@ def test_one_clock_counts_what_a_prompt_waits_in_its_model_and_its_decoder(
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_the_text_says_what_comes_after_compiling(module: ModuleType, shown: list[str], is_cancelled: bool) -> None:
+def test_the_text_says_what_comes_after_compiling(
+    module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    counted = list[object]()
+    monkeypatch.setattr(module.coming_progress, "goes_on", lambda: counted.append(True))
     progress = module.CompileProgress(None, "sampling", lambda: 3.0)
     progress.set_total(0, 3)
     progress.begin_run()
@@ -95,7 +100,8 @@ def test_the_text_says_what_comes_after_compiling(module: ModuleType, shown: lis
     except progress.cancellations:
         progress.finish()
     progress.finish()
-    assert shown[-1] == ("stopped; 2 of 3 are kept" if is_cancelled else "sampling")
+    assert shown[-1] == ("stopped" if is_cancelled else "sampling")
+    assert len(counted) == is_cancelled, "what is left goes on to be compiled"
 
 
 def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge_until_all_came(
@@ -108,10 +114,9 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.put(text))
     monkeypatch.setattr(coming, "broadcast", lambda kind, **data: counts.put(data))
     monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
-    given_up = [1]
-    backend = SimpleNamespace(coming=lambda more=0: left[0], given_up_regions=lambda: given_up[0])
+    failed = ["of another prompt"]
+    backend = SimpleNamespace(coming=lambda more=0: left[0], failed_regions=lambda: failed)
     monkeypatch.setattr(coming.registry, "get", lambda name: backend)
-    monkeypatch.setattr(module, "_lacking", lambda: 0)
     progress = module.CompileProgress("8", "sampling", lambda: 0.0)
     progress.begin_run()
     progress.waits()
@@ -123,8 +128,9 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     assert counts.get(timeout=60)["text"] == "4 of 6 regions compiled, ready in about 10 s"
     left[0] = 3, 1240.0  # of a decoder, on a busy machine
     assert counts.get(timeout=60)["text"] == "4 of 7 regions compiled, ready in about 21 min"
-    given_up[0], left[0] = 2, (2, 12.0)
-    one_has_no_code = "4 of 6 regions compiled, ready in about 10 s"
+    failed.append("no compiler")
+    left[0] = 2, 12.0
+    one_has_no_code = "4 of 7 regions compiled, 1 failed, ready in about 10 s"
     list(iter(lambda: counts.get(timeout=60)["text"], one_has_no_code))
     again = module.CompileProgress("8", "sampling", lambda: 0.0)  # the node is executed anew
     assert (again.is_waiting, module.CompileProgress("8", "decoding", lambda: 0.0).is_waiting) == (True, False)
@@ -132,9 +138,10 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     ticker.join(60)
     assert counts.get(timeout=60) == {"left": 0}
     assert texts.empty() and counts.empty()
+    assert shown[-1] == "2 regions could not be compiled: of another prompt", "no longer that it compiles meanwhile"
     again.begin_run()
-    again.has_come(14)
-    assert (again.came, again.is_waiting, shown[-1]) == (14, False, "compiled from here on: 14 regions")
+    again.has_come()
+    assert (again.came, again.is_waiting, shown[-1]) == (True, False, "Now compiled")
     assert not module.CompileProgress("8", "sampling", lambda: 0.0).is_waiting
 
 
@@ -152,9 +159,9 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
     coming, texts, counts = module.coming_progress, list[str](), list[str]()
     looks = list(looks)
     nodes = SimpleNamespace(all_node_ids=lambda: {"8", "9"})
-    monkeypatch.setattr(module, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
-    monkeypatch.setattr(module, "_counts", {})
-    monkeypatch.setattr(coming, "unfinished", set())
+    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
+    monkeypatch.setattr(coming, "counts", {})
+    monkeypatch.setattr(coming, "unfinished", {})
     monkeypatch.setattr(coming, "_waiting", {})
     monkeypatch.setattr(coming, "_TICK", 0.01)
     monkeypatch.setattr(coming, "prompt_runs", lambda: len(looks) > ends)
@@ -168,7 +175,7 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
         left = looks.pop(0) if next(questions) == "second" and len(looks) > 1 else looks[0]
         return left, 6.0 * (left + more)
 
-    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=asked, given_up_regions=int))
+    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=asked, failed_regions=list))
     parts = {"sampling": ("8", 6), "decoding": ("9", 9), "encoding": ("9", 7), "running": ("of another workflow", 5)}
     for doing, (node_id, regions) in parts.items():
         module.CompileProgress(node_id, doing, lambda: 0.0).set_total(0, regions)
@@ -194,21 +201,32 @@ def test_captures_of_originals_say_what_they_gain(module: ModuleType, gain: floa
 
 def test_an_encoder_counts_once_it_ran(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = SimpleNamespace(all_node_ids=lambda: {"9"})
-    monkeypatch.setattr(module, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
-    monkeypatch.setattr(module, "_counts", {("9", "encoding"): (0, 7), ("9", "decoding"): (2, 9)})
-    monkeypatch.setattr(module.coming_progress, "unfinished", set())
-    assert module._lacking() == 7
-    module.coming_progress.unfinished.add(("9", "encoding"))
-    assert module._lacking() == 14
+    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
+    monkeypatch.setattr(module.coming_progress, "counts", {("9", "encoding"): (0, 7), ("9", "decoding"): (2, 9)})
+    monkeypatch.setattr(module.coming_progress, "unfinished", {})
+    assert module.coming_progress._lacking() == 7
+    module.coming_progress.unfinished["9", "encoding"] = print
+    assert module.coming_progress._lacking() == 14
 
 
-def test_a_text_has_its_numbers_from_the_start(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_is_said_after_a_second_and_only_while_the_prompt_waits(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts: queue.SimpleQueue[str] = queue.SimpleQueue()
-    monkeypatch.setattr(module, "show_on_node", lambda text, node_id: texts.put(text))
-    progress = module.CompileProgress(None, "sampling", lambda: 7.0)
-    progress.loading(14)
+    monkeypatch.setattr(module, "show_on_node", lambda text, node_id, workflow=None: texts.put(text))
+    monkeypatch.setattr(module, "_TICK", 0.01)
+    begun, clock = iter((7.0, 7.5)), [7.5]
+    progress = module.CompileProgress(None, "sampling", lambda: next(begun, clock[0]))
+    progress.loading()
     try:
-        assert texts.get(timeout=60) == "loading 14 compiled regions, 7 s"  # the prompt's own thread has to wait
+        clock[0] = 8.2
+        assert texts.get(timeout=60) == "loading, 8 s"
+        assert texts.get(timeout=60) == "sampling", "the clock stands still: its regions run"
     finally:
         progress.finish()
+    assert texts.empty()
+    quick = module.CompileProgress(None, "sampling", lambda: 7.0)
+    quick.loading()
+    quick._tick()
+    quick.finish()
     assert texts.empty()

@@ -24,7 +24,7 @@ def description(signature: ModuleType) -> Any:
 
 def blocker(description: Any) -> str:
     """The code and the sentence that forbid a capture, empty where nothing does."""
-    return "" if description.blocker is None else str(description.blocker)
+    return "" if description.policy.reason is None else str(description.policy.reason)
 
 
 OF_CORE = type("UNetModel", (torch.nn.Module,), {"__module__": "comfy.ldm.modules.diffusionmodules.openaimodel"})()

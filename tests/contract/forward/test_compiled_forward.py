@@ -49,7 +49,7 @@ def compiled(adapter: Callable[[str], ModuleType], comfy: None) -> Callable[...,
 
 
 def blocker(forward: Any) -> Any:
-    return forward.describe((X, T), {"transformer_options": {}})[0].blocker
+    return forward.describe((X, T), {"transformer_options": {}})[0].policy.reason
 
 
 def test_a_models_own_forward_may_be_captured(compiled: Callable[..., Any]) -> None:
@@ -97,7 +97,7 @@ def test_a_module_with_torchs_own_forward_may_be_captured(compiled: Callable[...
         pass
 
     decoder = Decoder(nn.ReLU())
-    assert compiled(decoder, decoder.forward).describe((X,), {})[0].blocker is None
+    assert compiled(decoder, decoder.forward).describe((X,), {})[0].policy.reason is None
 
 
 def test_the_forward_of_another_pack_runs_and_is_not_captured(compiled: Callable[..., Any]) -> None:

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from torch import nn
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Program
+from compile_cache.call_policy import ANYTHING
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
@@ -121,7 +122,7 @@ class Compiled:
             invoke=self._invoke,
             device="cpu",
             epoch=self.weights.epoch,
-            capture_blocker=self.weights.blocker,
+            policy=ANYTHING.once(self.weights.blocker),
             weights=self.weights.paged,
         )
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Code
+from compile_cache.call_policy import ANYTHING
 from compile_cache.calls.cache import GraphCache
 from compile_cache.captures.attempts import NOT_RESIDENT
 from compile_cache.choices.stopwatch import stopwatch_on
@@ -110,7 +111,7 @@ class Rig:
         changes = {"invoke": invoke, **changes}
         signature = Signature((("latent", TensorSpec(shape, "float32", "cpu")),))
         call = replace(
-            Module().call(), tensors=[x], is_compared=True, may_capture=False,
+            Module().call(), tensors=[x], is_compared=True, policy=ANYTHING.uncaptured(),
             key=GraphKey(signature, Role.VAE_DECODE, "model" * 8, "fake"),
         )  # fmt: skip
         before = len(self.device.ran)
@@ -153,41 +154,7 @@ def test_a_run_eagerly_for_the_comparison_is_counted_and_says_so() -> None:
     assert "to measure whether compiled code is faster" in rig.cache.stats.events[-1].text
 
 
-def test_a_run_that_compiles_is_not_timed() -> None:
-    rig = Rig(1.0, 1.5)
-
-    def compile_it() -> None:
-        rig.device.now += 5000.0
-        rig.cache.stats.counters.stall_seconds += 5000.0
-
-    rig.program.before = compile_it
-    assert [rig.run() for _ in range(3)] == ["compiled"] * 3
-    rig.program.before = lambda: None
-    rig.settle()
-    assert rig.run() == "compiled"
-
-
-def test_the_fastest_run_of_each_way_counts() -> None:
-    # Another program keeps the GPU busy in the first compiled run.
-    rig = Rig(1.0, 1.5)
-    rig.device.takes["compiled"] = 9.0
-    rig.run()
-    rig.device.takes["compiled"] = 1.0
-    assert [rig.run() for _ in TURNS[1:]] == TURNS[1:]
-    assert rig.run() == "compiled"
-
-
 SMALL, LARGE = (1, 4, 2, 8, 8), (1, 4, 3, 9, 9)  # 512 and 972 elements: one class
-
-
-@pytest.mark.parametrize(("compiled", "faster"), [(1.3, "original"), (0.8, "compiled")])
-def test_two_sizes_of_a_class_used_in_turn_are_compared_each_with_itself(compiled: float, faster: str) -> None:
-    """A large latent takes less for each element, so times of two sizes say nothing about the two ways."""
-    rig = Rig(compiled, 1.0)
-    rig.device.fixed = 1000
-    for shape in (LARGE, SMALL) * 4:
-        rig.run(shape)
-    assert [rig.run(shape) for shape in (LARGE, SMALL)] == [faster] * 2
 
 
 def test_the_first_size_that_is_settled_answers_for_its_class() -> None:
@@ -196,34 +163,6 @@ def test_the_first_size_that_is_settled_answers_for_its_class() -> None:
     assert [rig.run(shape) for shape in (SMALL, LARGE)] == ["original"] * 2
     (found,) = rig.cache.whole_calls.report()
     assert (found["shape"], found["is_left_alone"]) == ([1, 4, 3, 8, 8], True)
-
-
-@pytest.mark.parametrize(
-    "other", [(1, 4, 6, 8, 8), (1, 4, 1, 32, 24), (1, 4, 32, 24)], ids=["larger", "a picture", "a map"]
-)
-def test_another_class_is_compared_for_itself(other: tuple[int, ...]) -> None:
-    rig = Rig(2.0, 1.0)
-    rig.settle()
-    assert rig.run() == "original"
-    assert [rig.run(other) for _ in TURNS] == TURNS
-
-
-def test_calls_whose_weights_are_not_on_the_device_are_compared_for_themselves() -> None:
-    rig = Rig(compiled=1.0, original=2.0)
-    blocker = BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are on cpu and cuda")
-    assert [rig.run() for _ in range(5)] == [*TURNS, "compiled"]
-    rig.device.takes["compiled"] = 3.0  # most blocks lack their weights and run as they are
-    assert [rig.run(capture_blocker=blocker) for _ in range(5)] == [*TURNS, "original"]
-    assert rig.run() == "compiled"
-    other = BypassReason(BypassCode.CAPTURE_FAILED, "a stream is captured")
-    assert rig.run(capture_blocker=other) == "compiled"
-
-
-def test_torchs_settings_are_compared_for_themselves() -> None:
-    rig = Rig(2.0, 1.0)
-    rig.settle()
-    assert rig.run(torch_flags=(("tf32", True),)) == "compiled"
-    assert rig.run() == "original"
 
 
 def test_two_starts_choose_alike(tmp_path: Path) -> None:
@@ -262,21 +201,8 @@ def test_a_call_without_memory_goes_on_as_before_and_is_not_timed() -> None:
 def test_a_call_that_has_to_run_eagerly_says_its_own_reason() -> None:
     rig = Rig(1.0, 2.0)
     with expect(rig.cache, {"gradient": 2}, eager_calls=2):
-        assert [rig.run(forward_bypass=GRADIENT) for _ in range(2)] == ["original"] * 2
+        assert [rig.run(policy=ANYTHING.eager(GRADIENT)) for _ in range(2)] == ["original"] * 2
     rig.settle()
-
-
-def test_a_call_that_has_to_run_eagerly_is_no_time_of_the_original() -> None:
-    """Perhaps for code that watches each of its operations."""
-    rig = Rig(2.0, 1.0)
-    rig.run()
-    rig.device.takes["original"] = 9.0
-    assert [rig.run(forward_bypass=GRADIENT) for _ in range(2)] == ["original"] * 2
-    rig.device.takes["original"] = 1.0
-    assert [rig.run() for _ in TURNS[1:]] == TURNS[1:]
-    assert rig.run() == "original"
-    (found,) = rig.cache.whole_calls.report()
-    assert found["original_seconds"] == 768
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -312,17 +238,6 @@ def test_a_person_can_have_all_compared_again(tmp_path: Path) -> None:
     assert rig.run() == "compiled"
 
 
-def test_nothing_waits_for_the_device_but_the_next_call_that_is_compared() -> None:
-    rig = Rig(1.0, 2.0)
-    rig.device.is_behind = True
-    rig.run()
-    other, module = FakeProgram(owner=9), Module()
-    for _ in range(3):
-        rig.cache.run(other, module.call())
-    assert rig.cache.whole_calls.report() == []
-    assert rig.run() == "original"
-
-
 def test_a_captured_call_is_compared_by_its_replays() -> None:
     rig = Rig(1.0, 2.0)
 
@@ -334,31 +249,10 @@ def test_a_captured_call_is_compared_by_its_replays() -> None:
     ran = list[str]()
     for _ in range(5):
         before = rig.cache.stats.snapshot()
-        rig.run(may_capture=True)
+        rig.run(policy=ANYTHING)
         after = rig.cache.stats.snapshot()
         ran += [name for name in ("captures", "replays", "eager_calls") if after[name] > before[name]]
     assert ran == ["captures", "eager_calls", "replays", "eager_calls", "replays"]
-
-
-def test_a_latent_without_numbers_is_no_time() -> None:
-    rig = Rig(1.0, 2.0)
-    rig.program.before = lambda: setattr(rig.device, "now", rig.device.now + 1.0)
-    empty = (1, 4, 3, 0, 8)
-    assert [rig.run(empty) for _ in range(3)] == ["compiled"] * 3
-
-
-def test_calls_that_are_not_compared_are_not_timed() -> None:
-    rig = Rig(2.0, 1.0)
-    assert [rig.run(is_compared=False) for _ in range(5)] == ["compiled"] * 5
-    assert rig.cache.whole_calls.report() == []
-
-
-def test_nothing_is_compared_on_a_cpu() -> None:
-    assert stopwatch_on(torch.device("cpu")) is None
-    rig = Rig(2.0, 1.0)
-    rig.cache.whole_calls._stopwatch = stopwatch_on
-    assert [rig.run() for _ in range(6)] == ["compiled"] * 6
-    assert rig.cache.whole_calls.report() == []
 
 
 AS_IT_COMES = {"is_compared": False, "is_behind": True}
@@ -378,71 +272,147 @@ def prompts_behind(rig: Rig, **changes: Any) -> None:
     rig.cache.run(FakeProgram(owner=9), Module().call())
 
 
-@pytest.mark.parametrize(("compiled", "way"), [(0.5, "compiled"), (1.02, "compiled"), (1.03, "original")])
-def test_steps_are_compared_as_they_come_and_stay_compiled_unless_they_lose(compiled: float, way: str) -> None:
-    rig = Rig(compiled, 1.0)
-    prompts_behind(rig)
-    assert steps_of(rig, "compiled", 3) == [way] * 3
-    (found,) = rig.cache.whole_calls.report()
-    assert (found["is_settled"], found["is_left_alone"]) == (True, way == "original")
+Step = str | tuple[str, dict[str, Any]] | Callable[[Rig], object]
 
 
-def test_a_step_that_is_left_alone_stays_so_while_weights_stream() -> None:
-    rig = Rig(2.0, 1.0)
-    prompts_behind(rig)
-    blocker = BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are on cpu and cuda")
-    assert steps_of(rig, "compiled", 3, capture_blocker=blocker) == ["original"] * 3
+def takes(**seconds: float) -> Step:
+    return lambda rig: rig.device.takes.update(seconds)
 
 
-def test_no_step_runs_its_original_only_to_be_measured() -> None:
-    rig = Rig(2.0, 1.0)
-    steps_of(rig, "original", ORIGINALS - 1)
-    assert steps_of(rig, "compiled", 3 * STEPS) == ["compiled"] * 3 * STEPS
+def device(**values: Any) -> Step:
+    return lambda rig: vars(rig.device).update(values)
+
+
+def in_each_run(change: Callable[[Rig], object]) -> Step:
+    return lambda rig: setattr(rig.program, "before", lambda: change(rig))
+
+
+def timed_by(stopwatch: Any) -> Step:
+    return lambda rig: setattr(rig.cache.whole_calls, "_stopwatch", stopwatch)
+
+
+def nothing(rig: Rig) -> None: ...
+
+
+def compiles(rig: Rig) -> None:
+    rig.device.now += 5000.0
+    rig.cache.stats.counters.stall_seconds += 5000.0
+
+
+def streams(rig: Rig) -> None:
+    rig.cache.stats.bypass(NOT_RESIDENT)
+    rig.cache.stats.counters.streamed_bytes += 1
+
+
+def runs_a_region(rig: Rig) -> None:
+    rig.cache.stats.counters.region_calls += 1
+
+
+def another_call(rig: Rig) -> None:
+    rig.cache.run(FakeProgram(owner=9), Module().call())
+
+
+def nothing_is_known(rig: Rig) -> None:
+    assert rig.cache.whole_calls.report() == []
+
+
+def only_originals_are_known(rig: Rig) -> None:
     (found,) = rig.cache.whole_calls.report()
     assert (found["is_settled"], found["seconds"]) == (False, 0.0)
 
 
-def test_a_size_that_runs_compiled_from_its_first_step_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(2.0, 1.0)
-    rig.cache.whole_calls._stopwatch = lambda device: pytest.fail("nothing to compare it with")
-    assert steps_of(rig, "compiled", 2 * STEPS) == ["compiled"] * 2 * STEPS
+def settled(is_left_alone: bool) -> Step:
+    def check(rig: Rig) -> None:
+        (found,) = rig.cache.whole_calls.report()
+        assert (found["is_settled"], found["is_left_alone"]) == (True, is_left_alone)
+
+    return check
 
 
-def test_the_fastest_original_counts_also_a_late_one() -> None:
-    """The first ones come while the model and its kernels are loaded."""
-    rig = Rig(1.2, 9.0)
-    steps_of(rig, "original", ORIGINALS)
-    rig.device.takes["original"] = 1.0
-    steps_of(rig, "original", 2)
-    steps_of(rig, "compiled", STEPS)
-    assert steps_of(rig, "compiled", 1) == ["original"]
+def in_turn(rig: Rig) -> None:
+    for shape in (LARGE, SMALL) * 4:
+        rig.run(shape)
 
 
-def test_a_noisy_step_does_not_decide() -> None:
-    rig = Rig(9.0, 1.0)  # another program uses the GPU
-    steps_of(rig, "original", ORIGINALS)
-    steps_of(rig, "compiled", STEPS - 1)
-    rig.device.takes["compiled"] = 0.9
-    assert steps_of(rig, "compiled", 3) == ["compiled"] * 3
+def later(rig: Rig) -> None:
+    """By times that were read later."""
+    assert steps_of(rig, "compiled", STEPS + 1)[-1] == "original"
 
 
-def test_a_step_that_runs_both_is_no_time_of_either() -> None:
-    rig = Rig(9.0, 1.0)
-    counters = rig.cache.stats.counters
-    rig.program.before = lambda: setattr(counters, "region_calls", counters.region_calls + 1)
-    steps_of(rig, "original", 2 * ORIGINALS)
-    rig.cache.run(FakeProgram(owner=9), Module().call())
-    assert rig.cache.whole_calls.report() == []
+def blocked(code: BypassCode) -> dict[str, Any]:
+    return {"policy": ANYTHING.once(BypassReason(code, "why"))}
 
 
-def test_no_step_waits_for_the_device() -> None:
-    rig = Rig(2.0, 1.0)
-    rig.device.is_behind = True
-    prompts_behind(rig)
-    assert rig.cache.whole_calls.report() == []
-    rig.device.is_behind = False
-    steps_of(rig, "original", ORIGINALS)
-    assert steps_of(rig, "compiled", STEPS + 1)[-1] == "original", "by times that were read later"
+OFF_THE_DEVICE, ONE_CAPTURES = blocked(BypassCode.STREAMED_WEIGHTS), blocked(BypassCode.CAPTURE_FAILED)
+PATCHED = blocked(BypassCode.OBSERVED_INPUT)  # another node patches some blocks, which cost more then
+CONTROLLED = {"key": GraphKey(Signature((("latent", TensorSpec((1, 4, 3, 8, 8), "float32", "cpu")),
+                                         ("control", TensorSpec((4,), "float32", "cpu")))),
+                              Role.VAE_DECODE, "model" * 8, "fake")}  # fmt: skip
+OTHERS = {"larger": (1, 4, 6, 8, 8), "a picture": (1, 4, 1, 32, 24), "a map": (1, 4, 32, 24)}
+ALL = "C" * STEPS
+# Seconds compiled and of the original; what happens. A letter is a call: c and o run compiled and the original. As they
+# come: O runs the original because the code is coming, C runs compiled, L is left alone.
+SCENARIOS: dict[str, tuple[float, float, list[Step]]] = {
+    "a run that compiles": (1.0, 1.5, [in_each_run(compiles), "ccc", in_each_run(nothing), Rig.settle, "c"]),
+    # Another program keeps the GPU busy in the first compiled run.
+    "the fastest run of each way counts": (1.0, 1.5, [takes(compiled=9.0), "c", takes(compiled=1.0), "ococ"]),
+    # A large latent takes less for each element, so times of two sizes say nothing about the two ways.
+    "two sizes in turn: original": (1.3, 1.0, [device(fixed=1000), in_turn, ("o", {"shape": LARGE}),
+                                               ("o", {"shape": SMALL})]),
+    "two sizes in turn: compiled": (0.8, 1.0, [device(fixed=1000), in_turn, ("c", {"shape": LARGE}),
+                                               ("c", {"shape": SMALL})]),
+    **{f"another class is compared for itself: {name}": (2.0, 1.0, [Rig.settle, "o", ("coco", {"shape": shape})])
+       for name, shape in OTHERS.items()},
+    # Most blocks lack their weights and run as they are.
+    "calls whose weights are not on the device": (1.0, 2.0, ["cococ", takes(compiled=3.0), ("cocoo", OFF_THE_DEVICE),
+                                                             "c", ("c", ONE_CAPTURES)]),
+    "torch's settings": (2.0, 1.0, [Rig.settle, ("c", {"torch_flags": (("tf32", True),)}), "o"]),
+    # Perhaps for code that watches each of its operations.
+    "a call that has to run eagerly is no time": (2.0, 1.0, ["c", takes(original=9.0), ("oo", {
+        "policy": ANYTHING.eager(GRADIENT)}), takes(original=1.0), "ocoo"]),
+    "nothing waits for the device but the next call that is compared": (1.0, 2.0, [
+        device(is_behind=True), "c", another_call, another_call, another_call, nothing_is_known, "o"]),
+    "a latent without numbers is no time": (1.0, 2.0, [in_each_run(lambda rig: device(now=rig.device.now + 1)(rig)),
+                                                       ("ccc", {"shape": (1, 4, 3, 0, 8)})]),
+    "calls that are not compared": (2.0, 1.0, [("ccccc", {"is_compared": False}), nothing_is_known]),
+    "a CPU": (2.0, 1.0, [timed_by(stopwatch_on), "cccccc", nothing_is_known]),
+    "steps stay compiled": (0.5, 1.0, [prompts_behind, "CCC", settled(False)]),
+    "steps stay compiled unless they lose": (1.02, 1.0, [prompts_behind, "CCC", settled(False)]),
+    "steps that lose": (1.03, 1.0, [prompts_behind, "LLL", settled(True)]),
+    "a step stays left alone while weights stream": (2.0, 1.0, [prompts_behind, ("LLL", OFF_THE_DEVICE)]),
+    "no original runs only to be measured": (2.0, 1.0, ["OOO", 3 * ALL, only_originals_are_known]),
+    "nothing to compare with": (2.0, 1.0, [timed_by(lambda device: pytest.fail("it is timed")), 2 * ALL]),
+    # The first ones come while the model and its kernels are loaded.
+    "the fastest original, also a late one": (1.2, 9.0, ["OOOO", takes(original=1.0), "OO", ALL, "L"]),
+    # Another program uses the GPU.
+    "a noisy step does not decide": (9.0, 1.0, ["OOOO", ALL[1:], takes(compiled=0.9), "CCC"]),
+    "a step that runs both": (9.0, 1.0, [in_each_run(runs_a_region), 2 * "OOOO", another_call, nothing_is_known]),
+    "no step waits for the device": (2.0, 1.0, [device(is_behind=True), prompts_behind, nothing_is_known,
+                                                device(is_behind=False), "OOOO", later]),
+    # The residuals of a ControlNet take time in both ways.
+    "a step with other inputs": (1.0, 2.0, ["OOOO", device(fixed=5000), (2 * ALL, CONTROLLED)]),
+    "a step that does more than its key says": (0.5, 1.0, ["OOOO", takes(compiled=1.3), (2 * ALL, PATCHED),
+                                                           takes(compiled=0.5), 2 * ALL]),
+    # How many weights come differs from step to step, so the fastest step of each way counts.
+    "steps whose weights stream": (1.5, 1.0, [in_each_run(streams), prompts_behind, "LL"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_which_way_calls_run(name: str) -> None:
+    compiled, original, steps = SCENARIOS[name]
+    rig = Rig(compiled, original)
+    for number, step in enumerate(steps):
+        if callable(step):
+            step(rig)
+            continue
+        calls, changes = step if isinstance(step, tuple) else (step, {})
+        ran = ""
+        for call in calls:
+            rig.program.lacks = call == "O"
+            way = rig.run(**{**(AS_IT_COMES if call.isupper() else {}), **changes})
+            ran += {"compiled": "c", "original": "o"}[way]
+        assert ran == calls.replace("L", "o").lower(), (number, calls)
 
 
 @pytest.mark.parametrize("behind", [1, 3])
@@ -464,28 +434,6 @@ def test_calls_of_which_the_device_is_some_behind_are_compared(behind: int) -> N
     assert steps_of(rig, "compiled", 2 * STEPS)[-1] == "original"
 
 
-def test_a_step_with_other_inputs_is_compared_with_itself() -> None:
-    """The residuals of a ControlNet take time in both ways."""
-    shape = (1, 4, 3, 8, 8)
-    tensors = (("latent", TensorSpec(shape, "float32", "cpu")), ("control", TensorSpec((4,), "float32", "cpu")))
-    with_control = GraphKey(Signature(tensors), Role.VAE_DECODE, "model" * 8, "fake")
-    rig = Rig(1.0, 2.0)
-    steps_of(rig, "original", ORIGINALS)
-    rig.device.fixed = 5000
-    assert steps_of(rig, "compiled", 2 * STEPS, key=with_control) == ["compiled"] * 2 * STEPS
-
-
-def test_a_step_that_does_more_than_its_key_says_is_not_timed() -> None:
-    """Another node patches some blocks, which cost more then."""
-    patched = {"capture_blocker": BypassReason(BypassCode.OBSERVED_INPUT, "another node patches the model")}
-    rig = Rig(0.5, 1.0)
-    steps_of(rig, "original", ORIGINALS)
-    rig.device.takes["compiled"] = 1.3
-    steps_of(rig, "compiled", 2 * STEPS, **patched)
-    rig.device.takes["compiled"] = 0.5
-    assert steps_of(rig, "compiled", 2 * STEPS) == ["compiled"] * 2 * STEPS
-
-
 def test_what_was_measured_behind_the_picture_holds_for_every_start(tmp_path: Path) -> None:
     prompts_behind(Rig(2.0, 1.0, tmp_path))
     assert Rig(2.0, 1.0, tmp_path).run(is_compared=False) == "original", "compiled before the picture"
@@ -503,20 +451,6 @@ def test_originals_that_came_are_kept_for_the_next_start_and_for_a_new_compariso
     again.cache.whole_calls.measure_again()
     again.device.takes["compiled"] = 0.5
     assert steps_of(again, "compiled", 2 * STEPS) == ["compiled"] * 2 * STEPS
-
-
-def test_steps_whose_weights_stream_are_compared_too() -> None:
-    """How many weights come differs from step to step, so the fastest step of each way counts."""
-    rig = Rig(1.5, 1.0)
-    stats = rig.cache.stats
-
-    def stream() -> None:
-        stats.bypass(NOT_RESIDENT)
-        stats.counters.streamed_bytes += 1
-
-    rig.program.before = stream
-    prompts_behind(rig)
-    assert steps_of(rig, "compiled", 2) == ["original"] * 2
 
 
 def test_a_step_that_is_left_alone_has_its_weights_as_it_had_them_when_it_was_timed() -> None:

@@ -19,7 +19,7 @@ from compile_cache.errors import CaptureError, NoGainError
 from compile_cache.stats import Stats
 from compile_cache.store import codec
 
-from ..fakes import BUDGET, MIB, FakeProgram, Module, answer, expect, oom
+from ..fakes import BUDGET, MIB, FakeProgram, Module, Rig, answer, expect, oom
 
 # --- a lack of memory ----------------------------------------------------------------------------------------------
 
@@ -109,54 +109,48 @@ def test_freed_memory_clears_it_and_a_deleted_module_takes_it_along(device: Devi
 
 
 @pytest.mark.parametrize("failure", [oom(), CaptureError("no room")], ids=repr)
-def test_a_capture_without_memory_is_not_tried_again_by_a_load_of_the_weights(
-    cache: Any, program: Any, module: Any, failure: Exception
-) -> None:
+def test_a_capture_without_memory_is_not_tried_again_by_a_load_of_the_weights(rig: Rig, failure: Exception) -> None:
     if isinstance(failure, CaptureError):
         failure.__cause__ = oom()
-    program.capture_failure = failure
-    cache.run(program, module.call())
-    program.capture_failure = None
-    module.load(7.0)
-    with expect(cache, {"capture_failed": 1}, graph_calls=1):
-        assert answer(cache.run(program, module.call())) == 7.0
-    cache.trim()
-    with expect(cache, graph_calls=1, captures=1):
-        assert answer(cache.run(program, module.call())) == 7.0
+    rig.program.capture_failure = failure
+    rig.run()
+    rig.program.capture_failure = None
+    rig.module.load(7.0)
+    with rig.expect({"capture_failed": 1}, graph_calls=1):
+        assert rig.run() == 7.0
+    rig.cache.trim()
+    with rig.expect(graph_calls=1, captures=1):
+        assert rig.run() == 7.0
 
 
-def test_a_capture_that_failed_for_good_is_not_tried_again_when_memory_is_back(
-    cache: Any, program: Any, module: Any
-) -> None:
-    program.capture_failure = CaptureError("not permitted")
-    cache.run(program, module.call(8))
-    program.capture_failure = None
-    cache.run(program, module.call(16))
-    program.run_failures = [oom()]
-    with expect(cache, {"capture_failed": 1, "out_of_memory": 1}, eager_calls=1):
-        cache.run(program, module.call(8))
-    cache.give_back(everything=True)
-    with expect(cache, {"capture_failed": 1}, graph_calls=1):
-        cache.run(program, module.call(8))
+def test_a_capture_that_failed_for_good_is_not_tried_again_when_memory_is_back(rig: Rig) -> None:
+    rig.program.capture_failure = CaptureError("not permitted")
+    rig.run(8)
+    rig.program.capture_failure = None
+    rig.run(16)
+    rig.program.run_failures = [oom()]
+    with rig.expect({"capture_failed": 1, "out_of_memory": 1}, eager_calls=1):
+        rig.run(8)
+    rig.cache.give_back(everything=True)
+    with rig.expect({"capture_failed": 1}, graph_calls=1):
+        rig.run(8)
 
 
-def test_the_reason_is_one_line_of_a_text_of_cuda(cache: Any, program: Any, module: Any) -> None:
-    program.capture_failure = RuntimeError("CUDA error: not permitted\nFor debugging consider\nCompile with")
-    cache.run(program, module.call())
-    reason = cache._attempts.reason(capture_key(program, module.call()))
+def test_the_reason_is_one_line_of_a_text_of_cuda(rig: Rig) -> None:
+    rig.program.capture_failure = RuntimeError("CUDA error: not permitted\nFor debugging consider\nCompile with")
+    rig.run()
+    reason = rig.cache._attempts.reason(capture_key(rig.program, rig.module.call()))
     assert str(reason) == "capture_failed: CUDA error: not permitted"
 
 
-def test_of_too_many_calls_the_oldest_is_tried_again(
-    cache: Any, program: Any, module: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_too_many_calls_the_oldest_is_tried_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "_MOST_CALLS", 2)
-    program.capture_failure = CaptureError("not permitted")
+    rig.program.capture_failure = CaptureError("not permitted")
     for side in (8, 16, 24, 16, 24):
-        cache.run(program, module.call(side))
-    assert program.capture_attempts == 3
-    cache.run(program, module.call(8))
-    assert program.capture_attempts == 4
+        rig.run(side)
+    assert rig.program.capture_attempts == 3
+    rig.run(8)
+    assert rig.program.capture_attempts == 4
 
 
 # --- a GPU that is busy all the time -------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Call, CaptureFacts, Code
+from compile_cache.call_policy import ANYTHING, Runs
 from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError, NoGainError
@@ -23,7 +24,7 @@ class Tiered(FakeProgram):
 
     def run(self, call: Call) -> Any:
         result = super().run(call)
-        return result if self.ran_originals or call.is_left_alone else result + 30.0
+        return result if self.ran_originals or call.policy.runs is Runs.ORIGINALS else result + 30.0
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> FakeGraph:
         self.capture_attempts += 1
@@ -158,7 +159,7 @@ def test_a_call_that_waits_for_its_code_is_never_answered_by_originals(rig: Rig)
 def test_a_call_that_has_to_run_eagerly_does_so_though_its_originals_are_captured(rig: Rig) -> None:
     rig.run()
     with expect(rig.cache, {"gradient": 1}, eager_calls=1):
-        rig.call(forward_bypass=GRADIENT)
+        rig.call(policy=ANYTHING.eager(GRADIENT))
 
 
 def test_with_new_weights_the_first_tier_is_captured_anew(rig: Rig) -> None:

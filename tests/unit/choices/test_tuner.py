@@ -1,8 +1,10 @@
-"""Results of measurements on disk: valid for one machine, bounded, and never in the way."""
+"""Results of measurements on disk: valid for one machine, bounded, and never in the way.
+
+Files that are not right: ../store/test_faults.py.
+"""
 
 from __future__ import annotations
 
-import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from compile_cache.attention.shape import Choice, Shape
 from compile_cache.choices import tuner as tuners
 from compile_cache.choices.machine import machine_of
-from compile_cache.choices.tuner import FORMAT, Trial, Tuner
+from compile_cache.choices.tuner import Trial, Tuner
 
 MACHINE = ("NVIDIA H200", "(9, 0)", "150000000000", "13000", "2.11.0", "13.0", "91900")
 CHOICE = Choice({"flash": 0.335, "cudnn": 0.185}, {"flash": 1, "cudnn": 1}, {"efficient": "no such kernel"}, "cudnn")
@@ -80,33 +82,6 @@ def test_what_is_forgotten_is_forgotten_by_the_next_process_too(tmp_path: Path) 
     assert [each.q[2] for each, _ in tuner(tmp_path).on(GPU)] == [1, 3]
     one.clear()
     assert tuner(tmp_path).on(GPU) == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda data, key, value: data.update(format=FORMAT + 1),
-        lambda data, key, value: data.pop("entries"),
-        lambda data, key, value: data["entries"].append([key]),
-        lambda data, key, value: key.update(q=[1, 2, -3, 4]),
-        lambda data, key, value: key.update(k=[1, 2]),
-        lambda data, key, value: key.update(mask=[1, 2]),
-        lambda data, key, value: key.update(mask_dtype=1),
-        lambda data, key, value: value.update(chosen=["cudnn"]),
-        lambda data, key, value: value.update(seconds=[1]),
-        lambda data, key, value: value.update(runs={"math": 1}),
-        lambda data, key, value: value.update(like=[1, 2, 3]),
-    ],
-)
-def test_a_damaged_file_is_empty_and_is_replaced(tmp_path: Path, change: Any) -> None:
-    tuner(tmp_path).set(GPU, shape(), CHOICE)
-    data = json.loads(stored(tmp_path).read_text())
-    change(data, *data["entries"][0])
-    stored(tmp_path).write_text(json.dumps(data))
-    one = tuner(tmp_path)
-    assert one.on(GPU) == []
-    one.set(GPU, shape(1), CHOICE)
-    assert tuner(tmp_path).on(GPU) == [(shape(1), CHOICE)]
 
 
 def test_a_disk_that_refuses_costs_only_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

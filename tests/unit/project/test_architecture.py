@@ -28,7 +28,7 @@ COMFYUI = {
 # Modules of ComfyUI that node classes may import: node interface, file names, core's nodes, server.
 FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
-    "keys", "config", "errors", "stats", "host_load", "sizes", "warm_up_plan",
+    "keys", "call_policy", "config", "errors", "stats", "host_load", "sizes", "warm_up_plan",
     "choices.tuner", "store.artifact_store", "store.bundle", "store.codec",
     "store.fingerprint", "store.private_files",
     "store.shape_history", "store.temporary_folders", "texts",

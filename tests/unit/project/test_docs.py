@@ -28,7 +28,7 @@ FOLDERS = ("compile_cache", "nodes", "scripts", "benchmarks", "tests", "workflow
 # Paths that pages may name although git does not track them: made by set-up, by a user or by ComfyUI, or elsewhere.
 ELSEWHERE = re.compile(r"\.venv|\.comfyui|~|output/|custom_nodes/|user/|models/checkpoints|fleet/|shapes/|measured/|/")
 OF_COMFYUI = {"--disable-dynamic-vram", "--force-fp32", "--cpu"}
-TOOLS = {"bandit", "ruff", "mypy", "pytest"}  # that `python -m` starts; requirements-dev.txt has them
+TOOLS = {"bandit", "ruff", "mypy", "pytest"}  # that `python -m` starts; requirements/dev.txt has them
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _PLACEHOLDER = re.compile(r"\b(FILE|FOLDER|NAME|URL|WORKFLOW|DATE|GPU)\b")

@@ -460,7 +460,7 @@ def test_without_ray_the_command_says_what_to_install() -> None:
     code, _, error = run_command("fleet", "up", "--comfyui", "x", options=("-I", "-S"))
     assert code == 1
     assert error.startswith("error: Ray is not installed")
-    assert "requirements-fleet.txt" in error
+    assert "requirements/fleet.txt" in error
 
 
 class TestWhatCannotStart:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,19 +23,11 @@ class Process:
 
     def __init__(self, code: int, polls: int) -> None:
         self.code, self.polls, self.returncode = code, polls, None
-        self.terminated, self.ends_by_itself = False, False
 
     def poll(self) -> int | None:
         self.polls -= 1
         self.returncode = self.code if self.polls <= 0 else None
         return self.returncode
-
-    def wait(self, timeout: float) -> None:
-        if not self.ends_by_itself:
-            raise subprocess.TimeoutExpired("pytest", timeout)
-
-    def terminate(self) -> None:
-        self.terminated = True
 
 
 class Runs:
@@ -132,18 +123,6 @@ class TestRunning:
     def test_what_failed_before_counts(self, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
         assert runs.run("a", failures=("fleet: no network",)) == 1
         assert capsys.readouterr().out.endswith("FAILED: fleet: no network\n1 passed, 1 failed, 0 skipped\n")
-
-    def test_after_an_interruption_a_pytest_gets_time_to_end_its_servers_and_is_ended_if_it_does_not(
-        self, runs: Runs, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def interrupt(seconds: float) -> None:
-            runs.begun[0].process.ends_by_itself = True  # type: ignore[attr-defined]
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(run_shards.time, "sleep", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            runs.run("a", "b", "c")
-        assert [each.process.terminated for each in runs.begun] == [False, True]  # type: ignore[attr-defined]
 
     def test_a_shard_is_a_process_with_its_variables_and_its_output_in_a_file(
         self, runs: Runs, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -38,30 +39,20 @@ def test_a_missing_test_folder_is_an_error(
         test_command.chosen_tests(options)
 
 
-@pytest.mark.parametrize(
-    ("flag", "folder"),
-    [
-        ("--quick", "unit"),
-        ("--gpu", "gpu"),
-        ("--browser", "browser"),
-        ("--oldest-torch", "contract"),
-        ("--newest-torch", "contract"),
-    ],
-)
-def test_an_option_runs_only_its_folder(test_command: ModuleType, flag: str, folder: str) -> None:
-    options, passed = test_command.parse([flag, "--", "-x"])
-    assert test_command.chosen_tests(options) == [f"tests/{folder}"]
-    assert passed == ["-x"]
+OPTIONS = [
+    ("--quick", "unit", "not long"), ("--gpu", "gpu", "not long"), ("--browser", "browser", "not long"),
+    ("--oldest-torch", "contract", "not long"), ("--newest-torch", "contract", "not long"),
+    ("--old", "comfy", "old and not long"), ("--newest --long", "comfy", "not old"), ("--gpu --long", "gpu", None),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flags", "marks"),
-    [([], "not long"), (["--long"], None), (["--old"], "old and not long"), (["--newest", "--long"], "not old")],
-)
-def test_long_tests_run_only_if_they_are_asked_for(
-    test_command: ModuleType, flags: list[str], marks: str | None
+@pytest.mark.parametrize(("flags", "folder", "marks"), OPTIONS)
+def test_an_option_runs_only_its_folder_and_long_tests_only_if_they_are_asked_for(
+    test_command: ModuleType, flags: str, folder: str, marks: str | None
 ) -> None:
-    assert test_command.marker(test_command.parse(flags)[0]) == ([] if marks is None else ["-m", marks])
+    options, passed = test_command.parse([*flags.split(), "--", "-x"])
+    assert (test_command.chosen_tests(options), passed) == ([f"tests/{folder}"], ["-x"])
+    assert test_command.marker(options) == ([] if marks is None else ["-m", marks])
 
 
 def test_the_tests_of_a_gpu_and_named_ones_need_no_second_comfyui(
@@ -115,70 +106,56 @@ class TestOneProcess:
 
 
 class TestWhole:
+    Start = Callable[..., dict[str, Any]]
+
     @pytest.fixture
-    def started(self, test_command: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        """What would be started, on a machine without Python 3.10 that can have every other environment."""
+    def start(self, test_command: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Start:
+        """What a run starts, on a machine without Python 3.10 that can have every other environment."""
         started: dict[str, Any] = {}
 
         def run(commands: dict[str, Any], notes: list[str], failures: list[str]) -> int:
             started.update(commands=commands, notes=notes, failures=failures)
             return 0
 
-        monkeypatch.setattr(test_command.run_shards, "run", run)
+        def start(*flags: str) -> dict[str, Any]:
+            monkeypatch.setattr(sys, "argv", ["scripts/test", *flags])
+            assert test_command.main() == 0
+            return started
+
+        one = SimpleNamespace(wait=lambda: 0)
+        runner = SimpleNamespace(run=run, start=lambda *_: one, end=lambda _: None, be_interrupted=lambda: None)
+        monkeypatch.setattr(test_command, "run_shards", runner)
         monkeypatch.setattr(test_command.environment, "find_oneflow_python", lambda: None)
         monkeypatch.setattr(test_command.environment, "ensure_fleet", lambda root: Path(sys.executable))
         monkeypatch.setattr(test_command.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
-        return started
-
-    def start(self, test_command: ModuleType, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
-        monkeypatch.setattr(test_command.sys, "argv", ["scripts/test", *flags])
-        assert test_command.main() == 0
+        return start
 
     def test_without_options_every_shard_runs_and_what_cannot_is_said(
-        self,
-        test_command: ModuleType,
-        started: dict[str, Any],
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        self, test_command: ModuleType, start: Start, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        self.start(test_command, monkeypatch)
+        started = start()
         assert [*started["commands"]] == [name for name in test_command.shards.names() if name != "oneflow"]
         note = "NOT RUN: the tests of oneflow. They need a Python 3.10, and there is none on this machine."
-        assert started["notes"] == [note]
+        assert (started["notes"], started["failures"]) == ([note], [])
         assert note in capsys.readouterr().out
-        assert started["failures"] == []
         assert all("not long" in arguments for arguments, _ in started["commands"].values())
+        assert not any("not long" in arguments for arguments, _ in start("--long")["commands"].values())
 
-    def test_quick_runs_those_of_the_unit_tests(
-        self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.start(test_command, monkeypatch, "--quick")
-        assert [*started["commands"]] == ["unit-1", "unit-2"]
-        assert started["notes"] == []
-
-    def test_arguments_for_pytest_start_one(
-        self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.start(test_command, monkeypatch, "--quick", "--", "-x")
-        assert started == {}
-
-    def test_long_runs_the_long_tests_too(
-        self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.start(test_command, monkeypatch, "--long")
-        assert not any("not long" in arguments for arguments, _ in started["commands"].values())
+    def test_quick_runs_those_of_the_unit_tests_and_arguments_for_pytest_start_one(self, start: Start) -> None:
+        assert start("--quick", "--", "-x") == {}
+        started = start("--quick")
+        assert ([*started["commands"]], started["notes"]) == (["unit-1", "unit-2"], [])
 
     def test_an_environment_that_cannot_be_made_is_a_failure_and_the_others_run(
-        self, test_command: ModuleType, started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+        self, test_command: ModuleType, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(root: Path) -> Path:
             raise SetupError("no network")
 
         monkeypatch.setattr(test_command.environment, "ensure_fleet", fail)
-        self.start(test_command, monkeypatch)
+        started = start()
         assert started["failures"] == ["fleet: no network"]
-        assert "unit-1" in started["commands"]
-        assert "fleet" not in started["commands"]
+        assert {"unit-1", "fleet"} & set(started["commands"]) == {"unit-1"}
 
 
 @pytest.mark.parametrize(
@@ -191,5 +168,6 @@ def test_tests_that_were_asked_for_and_cannot_run_are_an_error(
     done = SimpleNamespace(returncode=1, stdout="There is no Chromium on PATH.\n")
     monkeypatch.setattr(test_command.subprocess, "run", lambda *_, **__: done)
     monkeypatch.setattr(test_command.sys, "argv", ["scripts/test", flag])
+    monkeypatch.setattr(test_command.run_shards, "be_interrupted", lambda: None)
     with pytest.raises(SetupError, match=f"cannot run: {why}"):
         test_command.main()

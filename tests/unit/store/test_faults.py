@@ -1,12 +1,11 @@
 """What is kept on disk, under each fault: of a file, of the disk at any one operation, of a killed process.
 
-The matrix: what is kept (regions, remembered shapes, choices) by fault. A fault costs what was kept, never an error,
-and the next write repairs it.
+The matrix: what is kept (regions, remembered shapes, choices, refused captures) by fault. A fault costs what was kept,
+never an error, and the next write repairs it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import json
@@ -20,67 +19,11 @@ from typing import Any
 
 import pytest
 
-from compile_cache.choices.tuner import Tuner
-from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 from compile_cache.store import artifact_store
-from compile_cache.store.artifact_store import StoreError
-from compile_cache.store.shape_history import ShapeHistory
 
-from ..fakes import FakeProgram
 from .disk import failing, killed_in_a_child
-from .test_artifact_store import KEY, artifact, store_in
-
-Write = Callable[[Path, int], object]  # puts the value of a number into a folder
-Read = Callable[[Path], set[int]]  # the numbers in it
-CODE = b"machine code "
-
-
-def save_region(folder: Path, number: int) -> None:
-    with contextlib.suppress(StoreError):  # without a store, regions are kept in memory
-        store_in(folder).save(artifact(payload=CODE + bytes([number])))
-
-
-def regions(folder: Path) -> set[int]:
-    with contextlib.suppress(StoreError, OSError):
-        store = store_in(folder)
-        found = {each.payload[-1] for each in store.load(KEY)}
-        assert len(store.names()) <= 3 and store.report()["regions"] <= 3
-        return found
-    return set()
-
-
-def graph(number: int) -> GraphKey:
-    return GraphKey(Signature((("latent", TensorSpec((1, number), "float16", "cuda")),)), Role.UNET, "a" * 64, "fake")
-
-
-def record_shape(folder: Path, number: int) -> None:
-    ShapeHistory(folder / "shapes").record(graph(number), FakeProgram())
-
-
-def shapes(folder: Path) -> set[int]:
-    history = ShapeHistory(folder / "shapes")
-    listed = [shape for model in history.models() for shape in model.graphs]
-    return {shape.key.signature.latent_shape[1] for shape in [*history.of_model("a" * 64), *listed]}
-
-
-def choices_in(folder: Path) -> Tuner[int, float]:
-    return Tuner("choices", int, float, folder / "choices", lambda device: (device,))
-
-
-def set_choice(folder: Path, number: int) -> None:
-    choices_in(folder).set("cpu", number, 1.5)
-
-
-def choices(folder: Path) -> set[int]:
-    return {number for number, seconds in choices_in(folder).on("cpu") if seconds == 1.5}
-
-
-# What is kept: how it is written and read, and its files.
-KEPT: dict[str, tuple[Write, Read, str]] = {
-    "a region": (save_region, regions, "*/*.region"),
-    "shapes": (record_shape, shapes, "shapes/*.json"),
-    "choices": (set_choice, choices, "choices/*.json"),
-}
+from .kept import KEPT, regions, save_region
+from .test_artifact_store import KEY, store_in
 
 
 def content(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
@@ -140,7 +83,10 @@ def test_a_file_that_is_not_right_costs_what_it_kept_and_is_replaced(
     assert len(list(tmp_path.rglob("precious"))) == (fault == "a user's folder")
 
 
-@pytest.mark.parametrize(("name", "part"), [("a region", "about"), ("shapes", "graphs"), ("choices", "entries")])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("a region", "about"), ("shapes", "graphs"), ("choices", "entries"), ("refused captures", "entries")],
+)
 def test_no_depth_of_nesting_raises(tmp_path: Path, name: str, part: str) -> None:
     """Near Python's recursion limit, JSON can still be parsed although walking through it fails."""
     write, read, files = KEPT[name]
@@ -156,15 +102,53 @@ def test_no_depth_of_nesting_raises(tmp_path: Path, name: str, part: str) -> Non
         assert read(tmp_path) == set()
 
 
-@pytest.mark.parametrize("name", ["shapes", "choices"])
-def test_another_format_is_not_read(tmp_path: Path, name: str) -> None:
+NONE, GONE = float("nan"), object()
+FORMATS: Any = [99, 0, -1, "\x1b[2J", None, [], True]
+ENTRIES: Any = [None, {}, [[1]], GONE]
+LATENT, SIGNATURE = "graphs/0/key/signature/tensors/0/1/", "graphs/0/key/signature/"
+# By the place in a file, the values that are not right there. GONE: the place is missing.
+VALUES: dict[str, dict[str, list[Any]]] = {
+    "shapes": {
+        "format": FORMATS, "name": [{}], "graphs": ["graphs", ["graph"], {}, None, GONE],
+        "graphs/0/key/role": ["sculptor", []], "graphs/0/key/backend": [[]],
+        SIGNATURE + "values": [[["name", {"a": 1}]], [[1, 2]], [["name", json.loads("[" * 300 + "]" * 300)]]],
+        SIGNATURE + "tensors": [[["latent", "x"]], [["latent", ["shape"]]], [["latent", None]], 3],
+        LATENT + "shape": ["large", [float("inf")], [1, -4, 8, 8], [1.5], [True], [1 << 63]],
+        LATENT + "dtype": [16], LATENT + "memory_format": [None], LATENT + "address": [1],
+        "graphs/0/seconds": [NONE, float("inf"), -1, 10**400], "graphs/0/used": ["yesterday"],
+        "graphs/0/regions": [[7], ["/etc/passwd"], ["**"], [""]],
+    },
+    "choices": {
+        "format": FORMATS, "entries": ENTRIES, "entries/0/0/q": [[1, 2, -3, 4]], "entries/0/0/k": [[1, 2]],
+        "entries/0/0/mask": [[1, 2]], "entries/0/0/mask_dtype": [1], "entries/0/1/chosen": [["cudnn"]],
+        "entries/0/1/seconds": [[1]], "entries/0/1/runs": [{"math": 1}], "entries/0/1/like": [[1, 2, 3]],
+    },
+    "refused captures": {"format": FORMATS, "entries": ENTRIES, "entries/0/1": ["soon", NONE, None, []]},
+}  # fmt: skip
+SPOILED = [(name, place, value) for name, places in VALUES.items() for place, each in places.items() for value in each]
+
+
+@pytest.mark.parametrize(("name", "place", "value"), SPOILED, ids=[f"{name} {place}" for name, place, _ in SPOILED])
+def test_a_value_that_is_not_right_costs_the_file_which_is_replaced(
+    tmp_path: Path, name: str, place: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     write, read, files = KEPT[name]
     write(tmp_path, 1)
     (path,) = tmp_path.glob(files)
-    for value in (99, 0, -1, "\x1b[2J", None, [], True):
-        write(tmp_path, 1)
-        path.write_text(json.dumps({**json.loads(path.read_text()), "format": value}))
-        assert read(tmp_path) == set(), value
+    holder = data = json.loads(path.read_text())
+    *parts, last = (int(part) if part.isdigit() else part for part in place.split("/"))
+    for part in parts:
+        holder = holder[part]
+    assert (last in holder if isinstance(holder, dict) else last < len(holder)) or last == "address"
+    if value is GONE:
+        del holder[last]
+    else:
+        holder[last] = value
+    path.write_text(json.dumps(data))
+    assert read(tmp_path) == set()
+    write(tmp_path, 2)
+    assert read(tmp_path) == {2}
+    assert name != "shapes" or caplog.messages == []
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import json
 import shutil
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compile_cache.calls.cache import GraphCache
-from compile_cache.captures.attempts import CaptureAttempts
-from compile_cache.captures.captures import Captures, capture_key
-from compile_cache.config import CacheConfig
-from compile_cache.errors import NoGainError
-from compile_cache.stats import Stats
 from compile_cache.store.artifact_store import Artifact, ArtifactStore
 from compile_cache.store.bundle import BundleError, export_bundle, import_bundle, read_contents
-from compile_cache.store.shape_history import ShapeHistory
 
-from ..choices.test_tuner import CHOICE, GPU, shape, tuner
-from ..fakes import FakeProgram, Module
+from .kept import KEPT, stored_regions
 from .test_artifact_store import HERE
 from .test_bundle import ARTIFACTS, LIMIT, members_of, packed
 
@@ -114,49 +105,14 @@ def damaged(draw: Any, content: bytes) -> bytes:
     return bytes(data)
 
 
-def region_in(folder: Path) -> bool:
-    found = ArtifactStore(folder, HERE, LIMIT).load(ARTIFACTS[0].key)
-    # A label is for people: it is the only part that no digest covers.
-    assert found in ([], [replace(ARTIFACTS[0], label=each.label) for each in found])
-    return bool(found)
-
-
-def shapes_in(folder: Path) -> bool:
-    return bool(ShapeHistory(folder).models() and ShapeHistory(folder).of_model(SHAPE.model))
-
-
-def choices_in(folder: Path) -> bool:
-    return bool(tuner(folder).on(GPU))
-
-
-def refuse_a_capture(folder: Path) -> None:
-    program = FakeProgram()
-    program.capture_failure = NoGainError(0.25)
-    GraphCache(CacheConfig(store_folder=folder)).run(program, Module().call())
-
-
-def refused_in(folder: Path) -> bool:
-    attempts = CaptureAttempts(Captures(0), Stats(), CacheConfig(store_folder=folder))
-    return attempts.gains_nothing(capture_key(FakeProgram(), Module().call()))
-
-
-SHAPE = Module().call().key
-# What is kept: how it is written into a folder, and whether it is there.
-KEPT: dict[str, tuple[Callable[[Path], object], Callable[[Path], bool], str]] = {
-    "a region": (lambda folder: ArtifactStore(folder, HERE, LIMIT).save(ARTIFACTS[0]), region_in, "*/*.region"),
-    "shapes": (lambda folder: ShapeHistory(folder).record(SHAPE, FakeProgram()), shapes_in, "*.json"),
-    "choices": (lambda folder: tuner(folder).set(GPU, shape(), CHOICE), choices_in, "*.json"),
-    "refused captures": (refuse_a_capture, refused_in, "captures/*.json"),
-}
-
-
 @pytest.mark.parametrize("drawn_from", ["anything", "what is nearly right"])
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_file_with_any_content_is_read_or_left(tmp_path: Path, kind: str, drawn_from: str) -> None:
     write, read, files = KEPT[kind]
+    read = stored_regions if kind == "a region" else read  # which raises
     first = tmp_path / "first"
-    write(first)
-    assert read(first)
+    write(first, 1)
+    assert read(first) == {1}
     (file,) = first.glob(files)
     text = file.read_bytes()
     header, end, rest = text.partition(b"\n")

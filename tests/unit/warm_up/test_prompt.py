@@ -155,35 +155,8 @@ class TestOutputNodes:
 
 
 class TestSizes:
-    @pytest.mark.parametrize(
-        ("inputs", "shown"),
-        [
-            ({}, "512x768"),
-            ({"batch_size": 3}, "512x768 batch 3"),
-            ({"width": ["size", 0], "height": ["size", 1]}, "960x720"),
-            ({"width": ["number", 0]}, "64x768"),
-            ({"width": ["loader", 0]}, "a size that is known when the workflow runs"),
-            ({"width": "wide"}, "a size that is known when the workflow runs"),
-        ],
-    )
-    def test_what_stands_in_the_workflow_is_shown(self, build: Build, inputs: dict[str, Any], shown: str) -> None:
-        size = node("ResoluteResolution", preset="custom", width=960, height=720, multiple="8", use="exact")
-        prompt = workflow(size=size, number=node("PrimitiveInt", value=64))
-        prompt["latent"]["inputs"] |= inputs
-        assert build(prompt).sizes == (f"EmptyLatentImage latent: {shown}",)
-
-    @pytest.mark.parametrize("inputs", [{"use": "nearest ready"}, {"width": ["loader", 0]}, {"multiple": "7"}])
-    def test_a_resolution_that_is_decided_later_is_not_known(self, build: Build, inputs: dict[str, Any]) -> None:
-        size = node(
-            "ResoluteResolution", **{"preset": "custom", "width": 960, "height": 720, "multiple": "8", **inputs}
-        )
-        prompt = workflow(size=size)
-        prompt["latent"]["inputs"]["width"] = ["size", 0]
-        assert build(prompt).sizes == ("EmptyLatentImage latent: a size that is known when the workflow runs",)
-
     def test_each_asked_size_has_its_own_samplers_the_larger_one_first(self, build: Build) -> None:
         built = build(workflow(), "64x64, 128x64")
-        assert built.sizes == ("128x64", "64x64")
         latents = {name: each for name, each in built.prompt.items() if each["class_type"] == "EmptyLatentImage"}
         assert [each["inputs"]["width"] for each in latents.values()] == [128, 64]
         samplers = [name for name, each in built.prompt.items() if each["class_type"] == "KSampler"]

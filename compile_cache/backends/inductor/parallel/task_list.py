@@ -39,8 +39,7 @@ class TaskList:
     """The regions of all models that calls left, and those in the workers.
 
     waiting, jobs: by the key of a region. at_work: the key of the region that this process traces or compiles.
-    next_strategies: of code that came, and was not compared yet. has_no_workers: none can be had. given_up: how many
-    regions there is no code of in the end.
+    next_strategies: of code that came, and was not compared yet. has_no_workers: none can be had.
     eta: an estimate of when all are there. on_left: called when a call left a region.
     """
 
@@ -51,7 +50,7 @@ class TaskList:
         self.jobs: dict[str, tuple[Compiled, CompileTask]] = {}
         self.at_work: str | None = None
         self.next_strategies: dict[tuple[str, Shapes], int] = {}
-        self.has_no_workers, self.given_up = False, 0
+        self.has_no_workers = False
         self.stats, self.eta = Stats(), CompileEta()
         self.on_left: Callable[[], None] = nothing
         self._config, self._is_decoder = CacheConfig(), False

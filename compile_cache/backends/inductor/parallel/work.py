@@ -204,7 +204,6 @@ class CompileWork:
             self._wait_again(task)
         else:
             self._tasks.give_up(task.call, error)
-            self._tasks.given_up += 1
             task.unlock()
 
     def _wait_again(self, *tasks: CompileTask) -> None:

@@ -44,6 +44,19 @@ class RegionTable:
         """Keys of the regions that have code in memory."""
         return frozenset(key for key, region in list(self._regions.items()) if region.is_ready)
 
+    @property
+    def failed(self) -> list[str]:
+        """Why regions have no code, a sentence for each."""
+        return [reason.detail for each in list(self._regions.values()) for reason in list(each.failures.values())[:1]]
+
+    def retry_failed(self) -> None:
+        """Forget that no code could be made, or that it failed."""
+        with self.lock:
+            for region in self._regions.values():
+                region.failures.clear()
+                found = region.by_shapes.items()
+                region.by_shapes = {shapes: each for shapes, each in found if isinstance(each, CompiledRegion)}
+
     def preload(self, key: str, store: ArtifactStore) -> int:
         """Load a region from the store unless it is in memory. Returns the number of artifacts that it loaded."""
         with self.lock:

@@ -139,12 +139,27 @@ def test_a_hang_gives_up_the_region_of_one_job_alone(rig: Behind) -> None:
     rig.leave(bound, random(2, 5, 16))
     rig.workers.finish(HungError("it hung"))
     rig.work()
-    assert (len(rig.workers.jobs), rig.queue.left, rig.queue.given_up) == (4, 4, 1)
+    assert (len(rig.workers.jobs), rig.queue.left, len(rig.queue.table.failed)) == (4, 4, 1)
     rig.workers.running = False  # the program hung or ended
     while rig.workers.jobs:
         rig.workers.finish(NotCompiledError("the processes that compile hung, and were ended"))
     rig.work()
-    assert (rig.queue.left, rig.queue.given_up) == (4, 1), "what waited waits again"
+    assert (rig.queue.left, len(rig.queue.table.failed)) == (4, 1), "what waited waits again"
+
+
+def test_a_region_that_failed_is_compiled_again_once_a_person_asks_for_it(rig: Behind) -> None:
+    bound = rig.bind(seeded(Block))
+    rig.leave(bound, tokens())
+    rig.workers.finish(HungError("it hung"))
+    rig.work()
+    rig.leave(bound, tokens())
+    assert (rig.queue.left, [why.partition(": ")[2] for why in rig.queue.table.failed]) == (0, ["it hung"])
+    rig.queue.table.retry_failed()
+    assert rig.queue.table.failed == []
+    rig.leave(bound, tokens())
+    rig.come()
+    with rig.expect(**CAME):
+        assert rig.call(bound, tokens()) <= TOLERANCE
 
 
 @pytest.mark.parametrize("answers", [False, True])
@@ -193,7 +208,7 @@ def test_a_fault_of_the_system_in_this_process_ends(rig: Behind, monkeypatch: py
     monkeypatch.setattr(inline, "compile_trace", fail)
     rig.leave(rig.bind(seeded(Block)), tokens())
     rig.work(here=True)
-    assert (rig.queue.left, rig.queue.given_up) == (0, 1)
+    assert (rig.queue.left, len(rig.queue.table.failed)) == (0, 1)
 
 
 def test_workers_with_another_environment_are_started_anew_and_no_region_is_given_up(rig: Behind) -> None:
