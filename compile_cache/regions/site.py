@@ -80,10 +80,16 @@ class Hook:
 Input = torch.Tensor | list[torch.Tensor]
 
 
-class RegionRunner(Protocol):
-    """Runs one region; a backend passes it to the hooks. Returns what `site.function` returns."""
+Lend = Callable[[], AbstractContextManager[None]]
 
-    def __call__(self, site: RegionSite, *inputs: Input) -> Any: ...
+
+class RegionRunner(Protocol):
+    """Runs one region; a backend passes it to the hooks. Returns what `site.function` returns.
+
+    lend: of a site whose weights are not in place: they are while it is open. An original loads its own.
+    """
+
+    def __call__(self, site: RegionSite, *inputs: Input, lend: Lend | None = None) -> Any: ...
 
 
 def taken(inputs: Sequence[Input]) -> list[torch.Tensor]:

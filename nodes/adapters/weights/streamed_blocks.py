@@ -69,7 +69,6 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
             weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
         if times:
             return split().run(site, tensors, times)
-        with given(site, tensors[0]):
-            return run(site, *tensors)
+        return run(site, *tensors, lend=lambda: given(site, tensors[0]))
 
     return run_streamed
