@@ -2,7 +2,7 @@
 
     python -m benchmarks.smoke --out FILE [--bundle FILE] [--folder FOLDER] [--models FOLDER] [--seconds 280]
                                [--commit HASH] [--argument ...] [--cpu]
-    python -m benchmarks.smoke --readme FILE
+    python -m benchmarks.smoke --page FILE
 
 Three servers, one after the other: Resolute with nothing on disk, eight prompts back to back, and a step of Flux in
 bf16 and in scaled fp8; Resolute after that restart, with sizes, a batch, a LoRA, decodes, Flux, and an unload; stock
@@ -15,9 +15,9 @@ the first is longer by what a new size waits, and a step takes (whole - second) 
 `--bundle FILE` carries compiled regions: those in the file are imported before the first server starts, so that
 nothing may compile, and all that the run has are written into it. The clock of `--seconds` starts when models and
 bundle are in place; what cannot fit is left out and never passes. The file is written after each row, and anew by each
-run. The exit code is 0 if every check passed. `--commit` names the code where git does not know it. `--readme` writes
-README's table from a result. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON
-and COMFYUI_PATH). `--cpu` runs all prompts with small models, and judges counters and errors only.
+run. The exit code is 0 if every check passed. `--commit` names the code where git does not know it. `--page` writes
+the table of docs/measured.md from a result. Needs CUDA and the environment of `scripts/test` (without a network, set
+RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs all prompts with small models, and judges counters and errors only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from . import rig
 from .card_memory import GIB, processes_mib, settled_bytes, used_bytes
 from .cells import OutOfTimeError, add_options
 from .rig import OURS, STOCK, commit_of
-from .smoke_checks import PASS, Check, checks_of, row_checks, summary, table, write_readme
+from .smoke_checks import PASS, Check, checks_of, row_checks, summary, table, write_page
 from .smoke_rows import BEHIND, COLD, QUEUE, RESTART, UNLOAD, Row, prompt, rows
 from .smoke_setup import import_bundle, make_models
 
@@ -256,12 +256,12 @@ def main() -> int:
     parser.add_argument("--models", type=Path, help="a folder that keeps the models; 25 GB")
     parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not know it")
     parser.add_argument(
-        "--readme", type=Path, metavar="FILE", help="write README's table from this result, run nothing"
+        "--page", type=Path, metavar="FILE", help="write the table of docs/measured.md from this result, run nothing"
     )
     add_options(parser, seconds=SECONDS, cpu="small models")
     options = parser.parse_args()
-    if options.readme:
-        write_readme(options.readme)
+    if options.page:
+        write_page(options.page)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end too
     if options.folder:

@@ -1,4 +1,4 @@
-"""The bounds of `benchmarks.smoke`, its table, and README's table. All are made from a result file alone."""
+"""The bounds of `benchmarks.smoke`, its table, and that of docs/measured.md. All are made from a result file alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MORE_GIB = 0.5  # after Unload beyond stock's; 0.2 in 2026-11-23-h200-small-card
 ERRORS = {SDXL: 1.5 * 1.8e-3, FLUX: 1.5 * 1.6e-3, FP8: 1.5 * 4.2e-3}
 ERROR_ON_CPU = 1e-4  # float32 there; 5e-6 was seen
 ONE_STEP = {FP8}  # whose errors are those after one step
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "measured.md"
 BEGIN, END = "<!-- benchmarks.smoke -->", "<!-- end of benchmarks.smoke -->"
 
 Entry = Mapping[str, Any]
@@ -218,21 +218,21 @@ def summary(checks: list[Check]) -> str:
     return f"{passed} passed, {failed} failed, {left} not run"
 
 
-# --- README ---------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------------------------
 
 
-def readme(result: Mapping[str, Any], name: str) -> str:
-    """README's table. name: of the result file."""
+def page_table(result: Mapping[str, Any], name: str) -> str:
+    """The table of docs/measured.md. name: of the result file."""
     gpu = (result["gpu"] or "no GPU").partition(",")[0]
     lines = ["| seconds | stock | Resolute | | a new size waits: stock | Resolute |", "|---|---|---|---|---|---|"]
     for row in result["rows"]:
-        lines += _readme_rows(row)
+        lines += _page_rows(row)
     about = f"{gpu}, {result['date'][:10]}, commit {result['commit'][:12]}."
     return "\n".join([*lines, "", f"{about} Raw file:", f"`benchmarks/results/{name}`.", *missed(checks_of(result))])
 
 
 def missed(checks: list[Check]) -> list[str]:
-    """Lines for README about the checks that did not pass; empty if all did."""
+    """Lines about the checks that did not pass; empty if all did."""
     wrong = [each for each in checks if each.verdict != PASS]
     if not wrong:
         return []
@@ -240,33 +240,33 @@ def missed(checks: list[Check]) -> list[str]:
     return ["", f"{len(wrong)} of its {len(checks)} checks did not pass:", "", *lines]
 
 
-def _readme_rows(row: Entry) -> Iterator[str]:
+def _page_rows(row: Entry) -> Iterator[str]:
     """Nothing for a row that one of the two lacks."""
     ours, stock, name = figures(row, OURS), figures(row, STOCK), row["row"].removesuffix(", restart")
     if row["kind"] == QUEUE and len(row.get(STOCK, {}).get("prompts", [])) > 1:
         both = (row[each]["prompts"][1]["seconds"] for each in (STOCK, OURS))
-        yield _readme_row("second prompt, nothing on disk", *both)
+        yield _page_row("second prompt, nothing on disk", *both)
     if row["kind"] == RESTART and ours.first_s is not None and stock.first_s is not None:
-        yield _readme_row("first prompt after a restart", stock.first_s, ours.first_s)
+        yield _page_row("first prompt after a restart", stock.first_s, ours.first_s)
     if ours.whole_s is None or stock.whole_s is None or ours.ms is None or stock.ms is None:
         return
     if row["kind"] == START:
-        yield _readme_row(f"{name}, ms a step", stock.ms, ours.ms, digits=1)
+        yield _page_row(f"{name}, ms a step", stock.ms, ours.ms, digits=1)
     elif row["kind"] == DECODE:
-        yield _readme_row(f"{name}, ms", stock.ms, ours.ms, digits=1)
+        yield _page_row(f"{name}, ms", stock.ms, ours.ms, digits=1)
     else:
-        yield _readme_row(name, stock.whole_s, ours.whole_s, stock.wait_s, ours.wait_s)
+        yield _page_row(name, stock.whole_s, ours.whole_s, stock.wait_s, ours.wait_s)
 
 
-def _readme_row(name: str, stock: float, ours: float, *waits: float | None, digits: int = 2) -> str:
+def _page_row(name: str, stock: float, ours: float, *waits: float | None, digits: int = 2) -> str:
     shown = [f"{max(wait, 0.0):.1f}" for wait in waits if wait is not None] or ["", ""]
     cells = [name, f"{stock:.{digits}f}", f"{ours:.{digits}f}", f"{stock / ours:.1f} x", *shown]
     return f"| {' | '.join(cells)} |"
 
 
-def write_readme(file: Path, page: Path = README) -> None:
-    """Put the table of a result into README, between BEGIN and END."""
+def write_page(file: Path, page: Path = PAGE) -> None:
+    """Put the table of a result into a page, between BEGIN and END."""
     result = json.loads(file.read_text("utf-8"))
     before, _, rest = page.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{readme(result, file.name)}\n\n{END}{after}", "utf-8")
+    page.write_text(f"{before}{BEGIN}\n\n{page_table(result, file.name)}\n\n{END}{after}", "utf-8")

@@ -29,7 +29,7 @@ def backend_input() -> Any:
         tooltip=(
             "auto takes the fastest that runs here: inductor (compiled blocks, on NVIDIA with CUDA graphs), else "
             "cudagraph (NVIDIA only, nothing to compile), else eager (the original code). oneflow builds a graph for "
-            "each size and needs Python 3.10: see docs/oneflow.md."
+            "each size and needs Python 3.10: see docs/onediff.md."
         ),
     )
 

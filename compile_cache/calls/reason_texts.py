@@ -8,7 +8,7 @@ from ..keys import COMPILED_NOW
 from ..texts import Text
 from .misses import FIRST, FREED, SINCE
 
-# What a bypass means to a user, by code, where one line has to do; docs/troubleshooting.md has the rest.
+# What a bypass means to a user, by code, where one line has to do; docs/problems.md has the rest.
 BYPASSES = {
     "observed_input": Text("Resolute does not know something in this call: no capture, or some blocks run eager"),
     "patched_block": Text("another node changes attention: some blocks run eager"),

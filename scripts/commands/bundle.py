@@ -23,6 +23,11 @@ from .. import pack
 from ..errors import SetupError
 from ..interpreter import start_anew_with
 
+_ELSEWHERE = (
+    " If ComfyUI is started with --base-directory or --user-directory, its store is elsewhere: give these arguments "
+    "after --, as in `scripts/bundle export FILE -- --base-directory FOLDER`, or name the store with --store."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -67,7 +72,7 @@ def export_to(file: Path, place: Place) -> BundleReport:
         if environment not in found.values():
             differing = {name: "; ".join(environment.difference(each)) for name, each in found.items()}
             offered = "".join(f"\n  --environment {name} has: {text}" for name, text in differing.items())
-            why = offered or " It is empty: sample once with Compile Model first."
+            why = offered or f" It has no regions: sample once with Compile Model first.{_ELSEWHERE}"
             raise SetupError(f"{folder} has nothing for this machine's environment.{why}")
         return bundle.export_bundle(ArtifactStore(folder, environment, limit), file)
 

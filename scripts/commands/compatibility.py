@@ -12,8 +12,8 @@ from typing import Any
 
 from ..setup import comfyui
 
-RESULTS = Path("docs") / "compatibility.json"
-PAGE = Path("docs") / "compatibility.md"
+RESULTS = Path("docs") / "dev" / "compatibility.json"
+PAGE = RESULTS.with_suffix(".md")
 OUTCOMES = ("passed", "failed", "skipped")
 
 
@@ -39,8 +39,7 @@ TARGETS = (
 _HEAD = """# Compatibility
 
 `scripts/compatibility` runs the tests below and writes this page from what they gave
-([compatibility.json](compatibility.json)). Server tests run on the CPU; what needs an NVIDIA GPU is in
-[measured](measured.md).
+([compatibility.json](compatibility.json)). Server tests run on the CPU; [measured](../measured.md) has the GPU.
 
 | on | what it is | command | torch | passed | failed | skipped | day | commit |
 |---|---|---|---|---|---|---|---|---|

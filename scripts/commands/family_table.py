@@ -1,4 +1,4 @@
-"""Writes docs/families.md: what Resolute does with each model class of ComfyUI's `supported_models.py`.
+"""Writes the families of docs/models.md: what Resolute does with each model class of ComfyUI's `supported_models.py`.
 
 ``python -m scripts.commands.family_table --comfyui FOLDER``, in an environment with torch. It builds the networks
 without weights, but for those in BY_HAND. Nothing runs.
@@ -19,7 +19,8 @@ import torch
 from .. import pack
 from ..places import ROOT
 
-PAGE = ROOT / "docs" / "families.md"
+PAGE = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- family_table -->", "<!-- end of family_table -->"
 _PREFIX = "comfy.ldm."
 UNET = "modules.diffusionmodules.openaimodel.UNetModel"
 
@@ -57,52 +58,48 @@ BY_HAND = {
 LEFT_ALONE = {
     "seedvr.model.NaDiT": "its blocks pass on what they computed in a Cache; the node says so",
     "wan.ar_model.CausalWanModel": "its blocks keep keys and values of earlier frames in the caller's lists",
-    "rt_detr.rtdetr_v4.RTv4": "finds objects; nothing samples with it",
-    "depth_anything_3.model.DepthAnything3Net": "estimates depth; nothing samples with it",
-    "sam3.detector.SAM3Model": "cuts out objects; nothing samples with it",
+    "rt_detr.rtdetr_v4.RTv4": "nothing samples with it",
+    "depth_anything_3.model.DepthAnything3Net": "nothing samples with it",
+    "sam3.detector.SAM3Model": "nothing samples with it",
 }
 
-_HEAD = """# Families
+_UNETS = "UNets (residual and transformer blocks, also those over time)"
+_TEXT = """**Catalogued**, as ComfyUI {version} names their classes. Tests compare each with eager at many sizes.
 
-What Compile Model does with each class of model that ComfyUI {version} supports. A script writes this page
-(`python -m scripts.commands.family_table`), and a test compares it with ComfyUI's source.
+{catalogued}
 
-A block with **experts** (HiDream, Hunyuan3D 2.1) picks tokens by their values, which neither a trace nor a capture can
-follow. What is before and after the choice, and the expert for all tokens, are regions; the chosen experts run eagerly.
+**Recognised:** the largest lists of equal modules become regions. Tests run three of them (Kandinsky 5, Lens, Ideogram
+4): no later size compiles anything. PixelDiT compiles again at a new number of tokens.
+They are {recognised}.
 
 **Captured whole**, without repeated blocks: {whole}.
 
-**Recognised**: lists of equal modules become regions by the same rules. Tests run three of them (Kandinsky 5, Lens,
-Ideogram 4), begun at batch 1 and at batch 2: no later size compiles anything. PixelDiT compiles again at a new number
-of tokens, since its blocks loop over parts of them. A block that cannot be traced runs eagerly, and the bypass says
-why. {recognised}.
-
-**Catalogued**: tests compare it with eager at many sizes, batches and lengths. What is left alone runs its own code.
-
+**Left alone:** {left}.
 """
 
 
 def page() -> str:
-    """The page. ComfyUI must be importable."""
+    """The page with its families written anew. ComfyUI must be importable."""
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{_section()}\n{END}{rest.partition(END)[2]}"
+
+
+def _section() -> str:
     known = _catalogued()
-    rows, listed = [], dict[str, list[str]](recognised=[], whole=[])
+    left, listed = [], dict[str, list[str]](recognised=[], whole=[])
+    catalogued: dict[str, list[str]] = {}
     for network, names in _networks().items():
-        classes, blocks = ", ".join(names), _blocks(network)
-        if network in known or network in LEFT_ALONE or network == UNET:
-            rows.append(f"| {classes} | {', '.join(blocks)} | {_what(network, known)} |")
+        if network in known or network == UNET:
+            catalogued.setdefault(known.get(network, _UNETS), []).extend(names)
+        elif network in LEFT_ALONE:
+            left.append(f"{', '.join(names)} ({LEFT_ALONE[network]})")
         else:
-            listed["recognised" if blocks else "whole"].append(" ".join([classes, *(f"(`{each}`)" for each in blocks)]))
+            listed["recognised" if _blocks(network) else "whole"] += names
     source = Path(importlib.import_module("comfy").__path__[0]).parent / "comfyui_version.py"
     (version,) = re.findall(r'__version__ = "([\d.]+)"', source.read_text(encoding="utf-8"))
-    head = "| classes | repeated blocks | Compile Model |\n|---|---|---|\n"
-    texts = {what: "; ".join(each) for what, each in listed.items()}
-    return _HEAD.format(version=version, **texts) + head + "\n".join(rows) + "\n"
-
-
-def _what(network: str, known: dict[str, str]) -> str:
-    if network == UNET:
-        return "catalogued: residual and transformer blocks, and those over time of videos"
-    return f"catalogued: {known[network]}" if network in known else f"left alone: {LEFT_ALONE[network]}"
+    rows = "\n".join(f"- {name}: {', '.join(names)}" for name, names in catalogued.items())
+    texts = {what: ", ".join(each) for what, each in listed.items()}
+    return _TEXT.format(version=version, catalogued=rows, left=", ".join(left), **texts)
 
 
 def _catalogued() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""docs/first-steps.md in a browser: what a user does and sees, from a template and in a workflow of their own."""
+"""README's quick start in a browser: what a user does and sees, from a template and in a workflow of their own."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def has_said(page: FrontEnd, pattern: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("leave_out", [LEFT_OUT, ""], ids=["few", "no-setting-changed"])
 def test_the_page_of_first_steps_is_true_step_by_step(page: FrontEnd, screenshots: Path, leave_out: str) -> None:
-    """Its six steps, with a small model and a small picture on a CPU, where nothing is captured."""
-    rows = re.findall(r"^\| (\d) \| (.+?) \|", (ROOT / "docs" / "first-steps.md").read_text("utf-8"), re.MULTILINE)
-    assert [number for number, _ in rows] == ["1", "2", "3", "4", "5", "6"]
+    """README's steps one by one, with a small model and a small picture on a CPU, where nothing is captured."""
+    rows = re.findall(r"^(\d)\. (.+)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert [number for number, _ in rows] == ["1", "2", "3", "4"]
     name, count = template("sdxl_text_to_image"), len(ui("sdxl_text_to_image")["nodes"])
     assert f"open *{name.partition(' - ')[0]}*" in rows[0][1]
     page.page.set_viewport_size({"width": 1456, "height": 819})

@@ -38,7 +38,7 @@ def lack_of(device: str) -> Lack | None:
 
 def _lack_on_gpu() -> Lack | None:
     if find_spec("triton") is None:
-        remedy = "Install the one that fits torch: 'triton', on Windows 'triton-windows' (versions: docs/backends.md)."
+        remedy = "Install the one that fits torch: 'triton', on Windows 'triton-windows' (versions: docs/settings.md)."
         return Lack("Triton is not installed", remedy)
     none = Lack("Triton finds no C compiler", "Install one, for example 'apt install gcc', or choose 'auto'.")
     if not _WINDOWS and (lack := _lack_of_compiler("CC", none, "gcc", "clang")):  # Triton brings one for Windows

@@ -1,4 +1,4 @@
-"""docs/families.md says what Compile Model does with each model class of ComfyUI, and is current."""
+"""docs/models.md says what Compile Model does with each model class of ComfyUI, and is current."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ PATCHES: dict[str, Patch] = {
 }
 # A bug of core's DynamicVRAM: each load puts the buffers of the last load back by their names, so a model_sampling that
 # a node exchanged gets the sigmas of the one before it, and the next prompt has another schedule
-# (docs/measured.md, ComfyUI's tests).
+# (benchmarks/results/README.md, ComfyUI's tests).
 WRONG_WITH_PAGES = ("ModelSamplingContinuousEDM",)
 # A bug of core: a model that was cast once (ModelComputeDtype) loses its LoRAs at its next partial load.
 NEVER_TOGETHER = ("ModelComputeDtype", "ResoluteTestLowVRAM")

@@ -256,8 +256,9 @@ class Player:
         """Whether the result is about as close to float32 as ComfyUI's own in half precision.
 
         Two results that round in other places differ from each other by more than each does from float32
-        (docs/measured.md, half precision), so the tolerance, which was measured in float32, does not apply. Images are
-        compared by the root of their mean square: the largest of 10,000 rounding errors varies more than twofold.
+        (benchmarks/results/README.md, half precision), so the tolerance, which was measured in float32, does not
+        apply. Images are compared by the root of their mean square: the largest of 10,000 rounding errors varies more
+        than twofold.
         """
         if not _alike(result, exact):
             return False

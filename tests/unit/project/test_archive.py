@@ -100,6 +100,7 @@ def test_the_metadata_follow_the_rules_of_the_registry() -> None:
     assert re.fullmatch(r"[a-z](?:[-_.]?[a-z0-9])*", project["name"]) and "comfyui" not in project["name"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
     assert re.fullmatch(r">=\d+\.\d+\.\d+", comfy["requires-comfyui"])
+    assert list(project["urls"]) == ["Repository"] and project["urls"]["Repository"].startswith("https://github.com/")
     assert re.fullmatch(r"[a-z0-9-]+", comfy["PublisherId"]) and comfy["DisplayName"].strip()
     assert {project["license"]["file"], project["readme"], "requirements.txt"} <= shipped()
     newest = re.search(

@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    RESULTS / "README.md",
     *sorted((ROOT / "web" / "docs").glob("*.md")),
     *sorted((ROOT / ".github").rglob("*.md")),
 ]
 FOLDERS = ("compile_cache", "nodes", "scripts", "benchmarks", "tests", "workflows", "web", "docs", "typings")
 # Paths that pages may name although git does not track them: made by set-up, by a user or by ComfyUI, or elsewhere.
-ELSEWHERE = re.compile(r"\.venv|\.comfyui|~|output/|custom_nodes/|user/|models/checkpoints|fleet/|shapes/|/")
+ELSEWHERE = re.compile(r"\.venv|\.comfyui|~|output/|custom_nodes/|user/|models/checkpoints|fleet/|shapes/|measured/|/")
 OF_COMFYUI = {"--disable-dynamic-vram", "--force-fp32", "--cpu"}
 TOOLS = {"bandit", "ruff", "mypy", "pytest"}  # that `python -m` starts; requirements-dev.txt has them
 
@@ -118,10 +119,10 @@ def test_a_page_names_only_what_exists(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("troubleshooting.md", [code.value for code in BypassCode]),
+        ("problems.md", [code.value for code in BypassCode]),
         ("servers.md", [counter.name for counter in dataclasses.fields(Counters)]),
         ("settings.md", re.findall(r'"(RESOLUTE_\w+)"', (ROOT / "compile_cache" / "config.py").read_text("utf-8"))),
-        ("backends.md", CHOICES),
+        ("settings.md", CHOICES),
     ],
 )
 def test_a_reference_page_leaves_nothing_out(page: str, names: list[str]) -> None:
@@ -130,12 +131,27 @@ def test_a_reference_page_leaves_nothing_out(page: str, names: list[str]) -> Non
 
 
 def test_each_line_of_security_and_of_faults_names_a_test_that_is_there() -> None:
-    text = "\n".join((ROOT / name).read_text("utf-8") for name in ("SECURITY.md", "docs/faults.md"))
+    text = "\n".join((ROOT / name).read_text("utf-8") for name in ("SECURITY.md", "docs/dev/faults.md"))
     last = [line.strip("| ").rpartition("|")[2].strip() for line in text.splitlines() if line.startswith("|")]
     assert [each for each in last if "`tests/" not in each and not each.startswith(("none:", "---", "tests"))] == []
     named = set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)+)`", text))
     assert len(named) > 40
     assert [name for name in named if not _has_test(name)] == []
+
+
+def test_each_raw_file_is_named_and_nobody_names_a_repository_that_is_not_there() -> None:
+    text = (RESULTS / "README.md").read_text("utf-8")
+    files = {each.name: each.stem.partition("first-prompts-")[2] or each.name for each in RESULTS.glob("*.json")}
+    assert [name for name, short in files.items() if name not in text and f"`{short}`" not in text] == []
+    assert [page for page in PAGES if "OWNER/" in page.read_text("utf-8")] == []  # pyproject.toml has it
+
+
+def test_the_pages_stay_short() -> None:
+    """As `wc -w` counts. Raw files have a page of their own beside them, which does not count."""
+    words = {page: len(page.read_text("utf-8").split()) for page in PAGES}
+    readme = words[ROOT / "README.md"]
+    docs = sum(count for page, count in words.items() if page.is_relative_to(ROOT / "docs"))
+    assert readme <= 900 and readme + docs <= 11_000, words
 
 
 def _has_test(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""README's table is that of the newest smoke run on a GPU, in which every check passed."""
+"""Figures of README and docs/measured.md are those of raw files, and a smoke run on a GPU passed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.smoke_checks import BEGIN, END, PASS, README, checks_of, readme, write_readme
+from benchmarks import charts
+from benchmarks.smoke_checks import BEGIN, END, PAGE, PASS, checks_of, page_table, write_page
 
-from .test_docs import RESULTS
+from .test_docs import RESULTS, ROOT
+
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def newest(folder: Path) -> Path:
@@ -30,11 +33,11 @@ def test_the_newest_smoke_run_passed_and_names_its_code() -> None:
     assert result["commit"] != "unknown"
 
 
-def test_readme_has_the_table_of_the_newest_smoke_run() -> None:
-    """After a run: `python -m benchmarks.smoke --readme benchmarks/results/FILE.json` writes the table."""
+def test_the_page_has_the_table_of_the_newest_smoke_run() -> None:
+    """After a run: `python -m benchmarks.smoke --page benchmarks/results/FILE.json` writes the table."""
     file = newest(RESULTS)
-    expected = f"{BEGIN}\n\n{readme(json.loads(file.read_text('utf-8')), file.name)}\n\n{END}"
-    assert expected in README.read_text("utf-8"), f"README lacks the table of {file.name}:\n{expected}"
+    expected = f"{BEGIN}\n\n{page_table(json.loads(file.read_text('utf-8')), file.name)}\n\n{END}"
+    assert expected in PAGE.read_text("utf-8"), f"{PAGE} lacks the table of {file.name}:\n{expected}"
 
 
 def test_the_newest_is_told_by_its_date_and_ran_on_a_gpu(tmp_path: Path) -> None:
@@ -47,10 +50,34 @@ def test_the_newest_is_told_by_its_date_and_ran_on_a_gpu(tmp_path: Path) -> None
 
 
 def test_the_command_writes_the_table_and_nothing_else(tmp_path: Path) -> None:
-    page, file = tmp_path / "README.md", newest(RESULTS)
+    page, file = tmp_path / "measured.md", newest(RESULTS)
     page.write_text(f"before\n\n{BEGIN}\nold figures\n{END}\n\nafter\n", "utf-8")
-    write_readme(file, page)
-    write_readme(file, page)
+    write_page(file, page)
+    write_page(file, page)
     text = page.read_text("utf-8")
     assert text.startswith(f"before\n\n{BEGIN}\n\n| ") and text.endswith(f"\n\n{END}\n\nafter\n")
     assert "old figures" not in text and text.count(file.name) == 1
+
+
+@pytest.mark.parametrize("name", sorted(charts.charts()))
+def test_a_chart_is_what_its_raw_files_give(name: str) -> None:
+    """After a run: `python -m benchmarks.charts` draws them."""
+    assert (charts.FOLDER / name).read_text("utf-8") == charts.charts()[name]
+
+
+def test_readme_says_what_the_raw_files_say() -> None:
+    found, ratios = charts.headline(), charts.by_memory()
+    queue = {
+        (row["model"], row["contender"]): row for row in charts.read("2026-11-28-h200-queue-transformers.json")["rows"]
+    }
+    ours, stock = (sum(each["seconds"] for each in queue["Z-Image", by]["prompts"]) for by in ("resolute", "stock"))
+    sentences = [
+        f"![{found.text()}](docs/charts/strip.svg)",
+        f"latents differ by {100 * found.error:.2f} percent",
+        f"took {found.firsts[1]:.1f} s, stock's {found.firsts[0]:.1f}",
+        f"the second {found.seconds[1]:.2f} s, stock's {found.seconds[0]:.2f}",
+        f"ran SDXL {ratios['SDXL', 8.0]:.1f} times as fast as stock, with 6 GiB {ratios['SDXL', 6.0]:.1f} times",
+        f"Z-Image's first 14 prompts took {ours:.1f} s, stock's {stock:.1f}",
+    ]
+    one_line = " ".join(README.split())
+    assert [each for each in sentences if each not in one_line] == []

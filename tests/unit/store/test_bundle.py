@@ -88,6 +88,14 @@ def test_an_environment_without_artifacts_is_not_offered(here: ArtifactStore, tm
     assert others == []
 
 
+def test_an_empty_store_names_the_options_that_lead_to_another(tmp_path: Path) -> None:
+    """A server with another base directory keeps its store there."""
+    store_in(tmp_path / "empty")
+    (known,) = environments(tmp_path / "empty")
+    with pytest.raises(SetupError, match=r"sample once .* -- --base-directory FOLDER`, or name the store with --store"):
+        bundle.export_to(tmp_path / "a.bundle", bundle.Place(None, tmp_path / "empty", known))
+
+
 def test_the_same_artifacts_make_the_same_file(here: ArtifactStore, file: Path, tmp_path: Path) -> None:
     """The folder, the order of saving and the time do not matter."""
     elsewhere = store_in(tmp_path / "another" / "place")

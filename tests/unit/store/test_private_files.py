@@ -33,7 +33,7 @@ class TestElsewhere:
         tmp_path.chmod(mode)
         assert why_not_private(tmp_path) == f"{tmp_path} is writable by others"
         remedy = "so no code is loaded from it: chmod 700 it, or set RESOLUTE_STORE"
-        with pytest.raises(StoreError, match=f"^compiled code cannot be kept: .*, {remedy}"):  # as README says
+        with pytest.raises(StoreError, match=f"^compiled code cannot be kept: .*, {remedy}"):  # as problems.md says
             ArtifactStore(tmp_path, HERE, LIMIT)
 
     def test_one_that_they_may_read_is(self, tmp_path: Path) -> None:
