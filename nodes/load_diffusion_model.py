@@ -1,4 +1,4 @@
-"""Load Diffusion Model (Faster Format): a file -> MODEL, its weights in the format that this card multiplies fastest."""
+"""Load Diffusion Model (Faster Format): a file -> MODEL, in the format that the card multiplies fastest."""
 
 from __future__ import annotations
 

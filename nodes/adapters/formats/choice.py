@@ -13,7 +13,7 @@ from ....compile_cache.attention.timing import seconds_of
 from ....compile_cache.choices.machine import machine_of
 from ....compile_cache.choices.tuner import Trial, Tuner
 from ..process import runtime
-from .quantized_weight import FORMATS, quantized
+from .quantized_weight import FORMATS, layout_of, quantized
 
 _LEAST_GAIN = 0.95  # of the seconds in the file's dtype, at most
 _ROWS = 4096  # tokens: those of a picture of 1024x1024
@@ -24,13 +24,12 @@ def meant_for(device: torch.device) -> str | None:
     """The format that the card has products of; None if none is faster than 16 bits."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
-    management: Any = comfy.model_management
-    capability = torch.cuda.get_device_capability(device)
-    if capability >= (10, 0) and management.supports_nvfp4_compute(device):
-        return "nvfp4"
-    if capability >= (8, 9) and management.supports_fp8_compute(device):
-        return "fp8"
-    return "int8" if capability >= (7, 5) else None
+    management, capability = comfy.model_management, torch.cuda.get_device_capability(device)
+    for name, least in (("nvfp4", (10, 0)), ("fp8", (8, 9)), ("int8", (7, 5))):
+        supports = getattr(management, f"supports_{name}_compute", None)
+        if capability >= least and layout_of(name) is not None and (supports is None or supports(device)):
+            return name
+    return None
 
 
 def fastest(device: torch.device) -> Callable[[torch.Tensor], str | None]:
@@ -63,7 +62,11 @@ def _measured(name: str, weight: torch.Tensor, device: torch.device) -> Trial:
     entries, _ = quantized(name, there, device)
     about = quant_ops.QUANT_ALGOS[FORMATS[name].name]
     layout = about["comfy_tensor_layout"]
-    tensor = quant_ops.QuantizedTensor.from_float(there, layout) if name != "int8" else _of_int8(quant_ops, layout, entries, there)
+    tensor = (
+        quant_ops.QuantizedTensor.from_float(there, layout)
+        if name != "int8"
+        else _of_int8(quant_ops, layout, entries, there)
+    )
     given = torch.randn(_ROWS, weight.shape[1], device=device, dtype=weight.dtype)
     quantizes = about.get("quantize_input", True)
 

@@ -25,14 +25,15 @@ from ....compile_cache.texts import Text
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from . import kept_files
 from .choice import fastest
-from .quantized_weight import FORMATS, quantized
+from .quantized_weight import FORMATS, layout_of, quantized
 
 logger = logging.getLogger(__name__)
 
 AUTO, AS_IN_FILE = "auto", "as in the file"
 CHOICES = (AUTO, AS_IN_FILE, *FORMATS)
-# Layers of a block that stay as they are: small, or what follows the noise level, where an error is in each token.
-_STAYS = re.compile(r"(^|[._])\w*(mod|modulation|adaln|norm|embed|embedder|emb|time|router|gate)\w*([._]|$)", re.IGNORECASE)
+# Words in the names of layers that stay as they are: small, or what follows the noise level, where each token has the
+# error of one weight. A router's choice is all or nothing.
+_STAYS = re.compile(r"[._](mod|modulation|adaln|norm\d*|emb|embed\w*|time\w*|router|gate\.)(?=[._]|$)", re.IGNORECASE)
 _IN_BLOCK = re.compile(r"\.\d+\.")  # a number in the name: a block that is repeated
 _MARKS = (".comfy_quant", ".scale_weight", ".weight_scale", "scaled_fp8")  # of a file that is quantized
 _OTHER_PARTS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
@@ -58,7 +59,7 @@ class Quantizer:
         weight = entries.get(f"{prefix}weight")
         if weight is None or weight.ndim != 2 or not weight.is_floating_point() or weight.itemsize < 2:
             return
-        if not _IN_BLOCK.search(f".{prefix}") or _STAYS.search(prefix):
+        if not _IN_BLOCK.search(f".{prefix}") or _STAYS.search(f".{prefix}"):
             return
         name = self.choose(weight)
         columns = 0 if name is None else FORMATS[name].columns
@@ -70,9 +71,9 @@ class Quantizer:
         except Exception as failure:
             if not is_out_of_memory(failure):
                 raise
-            size = weight.nbytes >> 20
+            what = f"{prefix.rstrip('.')} ({weight.nbytes >> 20} MiB)"
             raise UserError(
-                f"There is no memory to quantize {prefix.rstrip('.')} ({size} MiB). Free some, or choose 'as in the file'."
+                f"There is no memory to quantize {what}. Free some, or choose 'as in the file'."
             ) from failure
         if not error <= FORMATS[name].bound:
             self.stayed += 1
@@ -88,7 +89,9 @@ class Quantizer:
             return Text("as in the file: no weight is faster in another format here")
         parts = [Text("{format} for {count} weights", format=name, count=count) for name, count in self.made.items()]
         parts.append(Text("{count} left as in the file", count=self.stayed))
-        return Text("{parts} (largest error {error} percent)", parts=Text.joined(", ", parts), error=f"{100 * self.largest:.1f}")
+        return Text(
+            "{parts} (largest error {error} percent)", parts=Text.joined(", ", parts), error=f"{100 * self.largest:.1f}"
+        )
 
 
 def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
@@ -107,11 +110,11 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
         return comfy.sd.load_diffusion_model(path), Text("as in the file: no format is faster on this device")
     if name != AUTO and (kept := kept_files.find(path, name)):
         return comfy.sd.load_diffusion_model(kept), Text("{format}, from the file that was kept", format=name)
-    quantizer = Quantizer(device, fastest(device) if name == AUTO else lambda weight: name)
-    patcher = _loaded(state_dict, metadata, quantizer, False)
+    if name != AUTO and layout_of(name) is None:
+        raise UserError(f"This ComfyUI has no {name}. Update it, or choose 'as in the file'.")
+    patcher, quantizer = _quantized(path, name, state_dict, metadata)
     if patcher is None:
         raise UserError(f"ComfyUI does not know the model in {path}. Choose another file.")
-    patcher.cached_patcher_init = (_load_again, (path, name))
     logger.info("Resolute: %s", quantizer.text)
     if keep and quantizer.made:
         kept_files.write(path, name if name != AUTO else quantizer.made.most_common(1)[0][0], patcher)
@@ -120,12 +123,19 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
 
 def _load_again(path: str, name: str, disable_dynamic: bool = False) -> Any:
     """For core, which makes some copies of a model from its file."""
-    state_dict, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
+    return _quantized(path, name, *comfy.utils.load_torch_file(path, return_metadata=True), disable_dynamic)[0]
+
+
+def _quantized(
+    path: str, name: str, state_dict: dict[str, Any], metadata: Any, disable_dynamic: bool = False
+) -> tuple[Any, Quantizer]:
+    """The model; None if core does not know it. What quantized it tells what was done."""
     device = comfy.model_management.get_torch_device()
     quantizer = Quantizer(device, fastest(device) if name == AUTO else lambda weight: name)
     patcher = _loaded(state_dict, metadata, quantizer, disable_dynamic)
-    patcher.cached_patcher_init = (_load_again, (path, name))
-    return patcher
+    if patcher is not None:
+        patcher.cached_patcher_init = (_load_again, (path, name))
+    return patcher, quantizer
 
 
 def _require_diffusion_model(path: str, state_dict: dict[str, Any]) -> None:

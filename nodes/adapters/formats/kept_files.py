@@ -34,7 +34,9 @@ def write(path: str, name: str, patcher: Any) -> str:
         half.replace(kept)
     except Exception as error:  # safetensors has classes of its own
         half.unlink(missing_ok=True)
-        raise UserError(f"{kept.name} cannot be kept: {first_line(error)}. Free some room, or switch 'keep' off.") from error
+        raise UserError(
+            f"{kept.name} cannot be kept: {first_line(error)}. Free some room, or switch 'keep' off."
+        ) from error
     return str(kept)
 
 
@@ -45,6 +47,6 @@ def _beside(path: str, name: str) -> Path:
 
 def _digest(path: str) -> str:
     """Of its size, its date and its beginning: to read 24 GB takes longer than to quantize them."""
-    about = os.stat(path)
+    about = Path(path).stat()
     with open(path, "rb") as file:
         return hashlib.sha256(f"{about.st_size} {about.st_mtime_ns} ".encode() + file.read(_BYTES)).hexdigest()

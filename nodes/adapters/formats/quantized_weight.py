@@ -38,15 +38,18 @@ _LAYOUTS = {
 _HOW: dict[str, dict[str, Any]] = {"int8": {"per_channel": True}, "fp8": {"scale": "recalculate"}, "nvfp4": {}}
 
 
+def layout_of(name: str) -> Any:
+    """ComfyUI's class for a format of `FORMATS`; None if this ComfyUI has none."""
+    return getattr(importlib.import_module("comfy.quant_ops"), _LAYOUTS[name], None)
+
+
 def quantized(name: str, weight: torch.Tensor, device: torch.device) -> tuple[dict[str, torch.Tensor], float]:
     """The entries of a state dict for a weight in a format of `FORMATS`, by what follows "weight" in their names or the
     name of the module, and the weight's relative error. They are on the weight's own device.
 
     Raises what the layout raises, as for a lack of memory on `device`, where it is computed.
     """
-    quant_ops: Any = importlib.import_module("comfy.quant_ops")
-    layout = getattr(quant_ops, _LAYOUTS[name])
-    there = weight.to(device)
+    layout, there = layout_of(name), weight.to(device)
     how, about = dict(_HOW[name]), {"format": FORMATS[name].name}
     if name == "int8" and weight.shape[1] % _GROUP == 0:
         how |= {"convrot": True, "convrot_groupsize": _GROUP}
@@ -54,7 +57,9 @@ def quantized(name: str, weight: torch.Tensor, device: torch.device) -> tuple[di
     data, params = layout.quantize(there, **how)
     whole = there.double() if device.type == "cpu" else there.float()
     found = layout.dequantize(data, params)[: weight.shape[0], : weight.shape[1]].to(whole.dtype)
-    stored = {f"weight{ending}": each.to(weight.device) for ending, each in layout.state_dict_tensors(data, params).items()}
+    stored = {
+        f"weight{ending}": each.to(weight.device) for ending, each in layout.state_dict_tensors(data, params).items()
+    }
     stored["comfy_quant"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
     return stored, _error(found - whole, whole)
 

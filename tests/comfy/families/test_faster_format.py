@@ -37,9 +37,10 @@ def weights(core: Any) -> dict[str, torch.Tensor]:
     """A Flux of two double and two single blocks, in bf16."""
     flux = importlib.import_module("comfy.ldm.flux.model").Flux
     made = flux(
-        in_channels=16, out_channels=16, vec_in_dim=768, context_in_dim=128, hidden_size=WIDTH, mlp_ratio=4.0, txt_ids_dims=[],
-        num_heads=2, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True,
-        guidance_embed=True, dtype=torch.bfloat16, device="meta", operations=core.comfy.ops.disable_weight_init,
+        in_channels=16, out_channels=16, vec_in_dim=768, context_in_dim=128, hidden_size=WIDTH, mlp_ratio=4.0,
+        txt_ids_dims=[], num_heads=2, depth=2, depth_single_blocks=2, axes_dim=[16, 56, 56], theta=10000, patch_size=2,
+        qkv_bias=True, guidance_embed=True, dtype=torch.bfloat16, device="meta",
+        operations=core.comfy.ops.disable_weight_init,
     )  # fmt: skip
     chance, found = torch.Generator().manual_seed(0), {}
     for name, like in made.state_dict().items():
@@ -88,7 +89,9 @@ def test_the_weights_of_blocks_are_those_that_comfyuis_own_layout_makes(
     found = quantized_in(patcher)
     assert set(found) == MEANT
     layout = importlib.import_module("comfy.quant_ops").get_layout_class(TENSORS[name])
-    how: dict[str, Any] = {"fp8": {"scale": "recalculate"}, "nvfp4": {}}.get(name, {"per_channel": True, "convrot": True})
+    how: dict[str, Any] = {"fp8": {"scale": "recalculate"}, "nvfp4": {}}.get(
+        name, {"per_channel": True, "convrot": True}
+    )
     for module, weight in found.items():
         data, params = layout.quantize(weights[f"{module}.weight"], **how)
         assert weight._layout_cls == TENSORS[name]
@@ -176,13 +179,18 @@ def test_a_checkpoint_names_the_loader_to_take(
 def test_a_lack_of_memory_or_disk_names_what_to_do(
     core: Any, formats: Any, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user_error, layout = core.inside("errors").UserError, importlib.import_module("comfy.quant_ops").TensorWiseINT8Layout
+    user_error, layout = (
+        core.inside("errors").UserError,
+        importlib.import_module("comfy.quant_ops").TensorWiseINT8Layout,
+    )
     with monkeypatch.context() as short:
         short.setattr(layout, "quantize", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
         with pytest.raises(user_error, match=r"no memory to quantize double_blocks\.0\.\S+ \(0 MiB\)"):
             formats.load(file, "int8")
     with monkeypatch.context() as full:
-        full.setattr(core.comfy.utils, "save_torch_file", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space")))
+        full.setattr(
+            core.comfy.utils, "save_torch_file", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space"))
+        )
         with pytest.raises(user_error, match="No space"):
             formats.load(file, "int8", keep=True)
     assert [each.name for each in Path(file).parent.iterdir()] == [Path(file).name]
