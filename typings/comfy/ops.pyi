@@ -33,6 +33,7 @@ def resolve_cast_module_with_vbar(
 ) -> Any: ...
 
 disable_weight_init: Any
+
 def pick_operations(
     weight_dtype: torch.dtype | None,
     compute_dtype: torch.dtype | None,

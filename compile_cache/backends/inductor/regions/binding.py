@@ -176,7 +176,7 @@ class RegionBinding:
         with lend():
             return self._run(site, tensors, gone)
 
-    def _run(self, site: RegionSite, tensors: Sequence[torch.Tensor], gone: Sequence[int]) -> Any:
+    def _run(self, site: RegionSite, tensors: list[torch.Tensor], gone: Sequence[int]) -> Any:
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
         site, tensors, refused = bound.loras.added_to(tensors)
