@@ -24,7 +24,7 @@ from ....compile_cache.errors import UserError
 from ....compile_cache.texts import Text
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from . import kept_files
-from .choice import fastest
+from .choice import fastest, meant_for
 from .quantized_weight import FORMATS, layout_of, quantized
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
     if _is_quantized(state_dict, metadata):
         return comfy.sd.load_diffusion_model(path), Text("as in the file, which is quantized already")
     device = comfy.model_management.get_torch_device()
-    if name == AUTO and device.type != "cuda":
+    if name == AUTO and meant_for(device) is None:
         return comfy.sd.load_diffusion_model(path), Text("as in the file: no format is faster on this device")
     if name != AUTO and (kept := kept_files.find(path, name)):
         return comfy.sd.load_diffusion_model(kept), Text("{format}, from the file that was kept", format=name)

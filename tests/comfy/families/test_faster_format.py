@@ -122,6 +122,25 @@ def test_as_in_the_file_is_stock(core: Any, formats: Any, file: str) -> None:
         assert torch.equal(output_of(patcher), stock)
 
 
+def test_auto_quantizes_the_sizes_that_gain_and_measures_each_once(
+    core: Any, formats: Any, file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    choice, trial, measured = core.ours("formats.choice"), core.inside("choices.tuner").Trial, list[tuple[int, ...]]()
+
+    def measure(name: str, weight: torch.Tensor, device: torch.device) -> Any:
+        measured.append(tuple(weight.shape))
+        return trial().with_run("as in the file", 1.0).with_run(name, 0.97 if weight.shape == (WIDTH, WIDTH) else 0.5)
+
+    monkeypatch.setattr(formats, "meant_for", lambda device: "int8")
+    monkeypatch.setattr(choice, "meant_for", lambda device: "int8")
+    monkeypatch.setattr(choice, "_measured", measure)
+    patcher, text = formats.load(file, "auto")
+    square = {name for name in MEANT if name.endswith("attn.proj")}
+    assert set(quantized_in(patcher)) == MEANT - square
+    assert f"int8 for {len(MEANT - square)} weights, {len(square)} left as in the file" in text
+    assert len(measured) == len(set(measured)) == len({each.shape for each in quantized_in(patcher).values()}) + 1
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_weight_that_a_format_spoils_stays_as_it_is(
     formats: Any, weights: dict[str, torch.Tensor], tmp_path: Path, name: str
