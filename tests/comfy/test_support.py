@@ -135,7 +135,9 @@ def test_the_pinned_torch_is_the_one_that_the_backend_names(pin: str, version: t
 
 
 def test_a_given_python_with_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / environment.OLDEST_TORCH_PIN).write_text("# the oldest\ntorch==1.0.0\n")
+    pin = tmp_path / environment.OLDEST_TORCH_PIN
+    pin.parent.mkdir()
+    pin.write_text("# the oldest\ntorch==1.0.0\n")
     monkeypatch.setenv("RESOLUTE_PYTHON", sys.executable)
     with pytest.raises(SetupError, match=r"does not have torch 1\.0\.0"):
         environment.ensure_torch(tmp_path, environment.OLDEST_TORCH_PIN)

@@ -92,9 +92,13 @@ class Check:
         actual = self.bench.run(compiled(plain, self.backend) if ours is None else ours)
         self._recorder.add(self._name, expected, actual)
         assert not expected.touched_the_cache, "the prompt without Resolute's nodes used the cache"
-        assert_same(actual, expected, *self._recorder.tolerance)
+        self.compare(actual, expected)
         self._count(actual, forwards, dict(bypasses or {}), eager_calls, compiles)
         return actual
+
+    def compare(self, actual: Run, expected: Run) -> None:
+        """Within the backend's tolerance."""
+        assert_same(actual, expected, *self._recorder.tolerance)
 
     def _count(self, run: Run, forwards: int, bypasses: dict[str, int], eager_calls: int, compiles: bool) -> None:
         rise = run.rise

@@ -43,7 +43,7 @@ class QueuedCheck(Check):
         actual = [self.bench.finished(history, before) for history in histories]
         for theirs, mine in zip(expected, actual, strict=True):
             self._recorder.add(self._name, theirs, mine)
-            self._compare(mine, theirs)
+            self.compare(mine, theirs)
         self._count(actual[-1], forwards, bypasses, eager_calls=0, compiles=False)
 
 
@@ -111,7 +111,7 @@ def test_the_prompt_that_waits_behind_a_cancelled_one_is_right(
 
     assert queued.bench.cancel_once(endless(compiled(prompt, queued.backend)), reached) == INTERRUPTED
     actual = queued.bench.finished(client.wait(waiting), counters)
-    queued._compare(actual, expected)
+    queued.compare(actual, expected)
     assert (actual.rise["region_compiles"], actual.rise["compile_failures"], actual.bypasses) == (0, 0, {})
 
 
