@@ -42,6 +42,10 @@ class InternalError(ResoluteError):
     """Our own failure. The user sees a bypass with its reason, never this error."""
 
 
+class NotComparedError(InternalError):
+    """A call's values do not show if compiled code is right, so it does not run; a later call's may."""
+
+
 class InputsGoneError(InternalError):
     """Compiled code failed after it had freed inputs, so the original cannot run in its place. The region is refused
     now; the whole call can be made again.

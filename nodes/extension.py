@@ -13,6 +13,7 @@ from .compile_vae import CompileVAE, CompileVAEDecode
 from .deepcache import DeepCache
 from .free_graphs import FreeGraphs
 from .load_checkpoint import LoadCheckpointCompiled
+from .load_diffusion_model import LoadDiffusionModelFaster
 from .measure import Measure
 from .onediff import registration
 from .report import GraphCacheReport
@@ -33,6 +34,7 @@ class ResoluteExtension(ComfyExtension):
             CompileControlNet,
             DeepCache,
             LoadCheckpointCompiled,
+            LoadDiffusionModelFaster,
             ResoluteResolution,
             GraphCacheReport,
             CompareImages,

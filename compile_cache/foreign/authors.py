@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..torch_facts.private_names import contexts
-from .functions import CUSTOM_OPERATOR, chain, codes_in
+from .functions import CUSTOM_OPERATOR, cells_of, chain, codes_in, held_in
 from .names import NATIVE, module_of, origin, package_of
 
 WRAPPING = ("torch", "comfy")  # packages whose code may be anywhere
@@ -48,8 +48,11 @@ def is_written_for(value: Any, kind: type, others: Iterable[str] = ()) -> bool:
 
 
 def is_written_in(value: Any, *packages: str) -> bool:
-    """These packages, torch or Python itself wrote a function, and all functions that it closes over."""
-    return all(package_of(author_of(function)) in (*packages, *NATIVE) for function in chain(value))
+    """These packages, torch or Python itself wrote a function, and all functions that it closes over. Of an object in
+    which no function is found nobody knows the author.
+    """
+    written = chain(value)
+    return bool(written) and all(package_of(author_of(function)) in (*packages, *NATIVE) for function in written)
 
 
 def is_written_by(value: Any, module: str) -> bool:
@@ -73,13 +76,17 @@ def author_of(function: FunctionType) -> str:
 
 def is_foreign(home: str, value: Any) -> bool:
     """A value that the Python module `home` holds, or a class there, is code of another author: neither of the module's
-    package, nor of one that this package imports, nor torch's or Python's.
+    package, nor of one that this package imports, nor torch's or Python's. A function is, if what it closes over is.
     """
     if isinstance(value, _PARTIALS):
         return any(is_foreign(home, each) for each in (value.func, *value.args, *value.keywords.values()))
     written = chain(value)
     if written:
-        return not all(_may_write(home, package_of(author_of(each))) for each in written)
+        if not all(_may_write(home, package_of(author_of(each))) for each in written):
+            return True
+        held = [(module_of(function), each) for function in written for each in held_in(cells_of(function))]
+        objects = [(place, part) for place, each in held if not chain(each) for part in (each, type(each))]
+        return any(is_foreign(home, each) and is_foreign(place, each) for place, each in objects)
     if isinstance(value, type):
         if _may_write(home, package_of(value.__module__)):
             return False

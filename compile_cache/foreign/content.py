@@ -1,39 +1,75 @@
 """Code and settings as plain data, by what they are: equal in every process that has the same.
 
 It has the bytecode, the constants, the names and the defaults of a function, and what it closes over. It has no file
-name, no line number, and nothing whose order depends on the seed of Python's hashes.
+name, no line number, no address, and nothing whose order depends on the seed of Python's hashes.
+
+A value is described whole, or is known to compute nothing, or is unknown, which is never equal to another one.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import collections
+import copyreg
+import ctypes
 import enum
-import functools
+import hashlib
+import logging
+import struct
+import threading
+import types
 import weakref
-from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from collections.abc import Iterable
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
 
 from ..keys import repr_digest
-from ..torch_facts.private_names import OpOverload
-from .functions import LruCache, bases_of, cells_of, chain, class_code, functions_in, names_used
+from .functions import (
+    CONSISTS_OF,
+    CONTAINERS,
+    CUSTOM_OPERATOR,
+    PLAIN,
+    attributes_read,
+    cells_of,
+)
 from .names import NATIVE, name_of_class, package_of
 
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device})
-_CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
-_MUTABLE = frozenset({list, set, dict})
+TORCH_OWN = frozenset(vars(torch.nn.Module())) - {"training"}
 _LISTS = frozenset({tuple, list, torch.Size})
-_NO_NAMES = frozenset[str]()
 _NUMBERS = frozenset({bool, int, float, str})
-_DEEPEST = 6  # levels of containers; what is deeper counts by its type alone
-_DEEPEST_NAMES = 4  # levels of containers and classes in which names are looked for
+_DEEPEST = 60  # values within values
+_MOST = 5_000  # values in one value
+_MOST_NUMBERS = 1 << 20  # of a tensor that counts by its content; a trace takes none but its inputs and weights
 _MOST_CODES = 50_000
 _CHARS = 32  # hexadecimal digits of a digest
 
-# By function: the addresses of its defaults, and what these were when they were first seen.
-_seen_defaults: weakref.WeakKeyDictionary[FunctionType, tuple[list[int], list[object]]] = weakref.WeakKeyDictionary()
+# These say nothing of what is computed, and count by their class.
+_INERT = (
+    logging.Logger, threading.Thread, threading.Condition, threading.Event, type(threading.Lock()),
+    type(threading.RLock()), ctypes.CDLL, types.GenericAlias, types.UnionType,
+)  # fmt: skip
+_INERT_PACKAGES = frozenset({"_abc", "_weakref", "_weakrefset", "typing", "typing_extensions", "weakref"})
+_INERT_OF_TORCH = frozenset({"Event", "ExternalStream", "Stream"})
+_RANDOM = ("_random", "random", "numpy.random")  # each call may draw other numbers from an object of these
+# Written in C, and known by their names.
+_BY_NAME = (
+    types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)  # fmt: skip
+_CONSISTS_OF = (
+    (BuiltinFunctionType, ("__module__", "__qualname__", "__self__")),
+    (types.MethodWrapperType, ("__qualname__", "__self__")),
+    *CONSISTS_OF,
+)
+_WRAPPERS = {CUSTOM_OPERATOR: "_init_fn", "JITFunction": "fn", "Autotuner": "fn"}  # of torch.library and triton
+_REDUCERS = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+_TEXTS: tuple[Any, ...] = (int, float, complex, str, bytes)
+_OF_A_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"})
+_MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+# By function: the addresses of its defaults, and which of these were empty containers when they were first seen.
+_first_seen: weakref.WeakKeyDictionary[FunctionType, tuple[list[int], set[int]]] = weakref.WeakKeyDictionary()
 # Code objects that were digested, by address. They are kept, so that an address stays that of one code object.
 _digests: dict[int, tuple[CodeType, str]] = {}
 
@@ -53,99 +89,191 @@ def code_digest(code: CodeType) -> str:
     return digest
 
 
-def described(value: Any, depth: int = 0) -> object:
-    """A value as plain data. A list, set or dictionary that may be a cache, because it holds more than settings, counts
-    by its type, and so does an object whose class is known by its name alone.
-    """
+def described(value: Any, unknown: list[str] | None = None) -> object:
+    """A value as plain data: other values have other data, but for those whose classes get into `unknown`."""
     kind = type(value)
-    if kind in PLAIN:
-        return (kind.__name__, value if kind in _NUMBERS else str(value))
-    if kind is type or isinstance(value, (type, enum.Enum)):
-        return (kind.__name__, name_of_class(value) if isinstance(value, type) else str(value))
-    if depth > _DEEPEST:
-        return ("deep", name_of_class(kind))
-    within = functools.partial(described, depth=depth + 1)
-    if kind is FunctionType:
-        closed_over = map(within, cells_of(value)) if value.__closure__ else ()
-        return ("function", code_digest(value.__code__), _defaults(value, within), list(closed_over))
-    if isinstance(value, (BuiltinFunctionType, OpOverload)):
-        return ("builtin", str(value.__module__), getattr(value, "__qualname__", str(value)))
-    if isinstance(value, (staticmethod, classmethod, MethodType)):
-        return (kind.__name__, within(value.__func__))
-    if isinstance(value, (functools.partial, functools.partialmethod)):
-        return (kind.__name__, within(value.func), within(value.args), within(value.keywords))
-    if isinstance(value, LruCache):
-        return (kind.__name__, within(getattr(value, "__wrapped__", None)))
-    if isinstance(value, (property, functools.cached_property)):
-        return (kind.__name__, *[within(getattr(value, name, None)) for name in ("fget", "fset", "func")])
-    if kind in _CONTAINERS:
-        return _container(value, kind, depth + 1)
-    if kind is slice:
-        return (kind.__name__, *map(within, (value.start, value.stop, value.step)))
-    if dataclasses.is_dataclass(kind):
-        fields = [(each.name, within(getattr(value, each.name, None))) for each in dataclasses.fields(value)]
-        return (name_of_class(kind), fields)
-    return ("object", name_of_class(kind))
+    if kind in _NUMBERS or (kind in _LISTS and _NUMBERS.issuperset(map(type, value))):
+        try:
+            return (kind.__name__, repr(value))
+        except ValueError:  # a number of too many digits, which `of` refuses
+            pass
+    return _Description([] if unknown is None else unknown).of(value)
 
 
-def names_behind(value: Any, depth: int = 0) -> frozenset[str]:
-    """The names in the functions that a value is or wraps, in those of a class and its bases, or of an object's class,
-    and in all that a container or a class holds.
+class _Description:
+    """Describes one value. It raises nothing, whatever the code of the value raises."""
+
+    def __init__(self, unknown: list[str]) -> None:
+        self._unknown = unknown
+        self._within: dict[int, int] = {}  # the values around the present one, by address: their level
+        self._left = _MOST
+
+    def of(self, value: Any) -> object:
+        kind = type(value)
+        if kind in PLAIN or (kind in _LISTS and _NUMBERS.issuperset(map(type, value))):
+            try:
+                return (kind.__name__, repr(value))
+            except ValueError:
+                return self._refuse(kind)
+        level = self._within.get(id(value))
+        if level is not None:
+            return ("within", len(self._within) - level)
+        self._left -= 1
+        self._within[id(value)] = len(self._within)
+        try:
+            if self._left < 0 or len(self._within) > _DEEPEST:
+                return self._refuse(kind)
+            return self._parts(value, kind)
+        except Exception:  # noqa: BLE001 (of a class of anybody's)
+            return self._refuse(kind)
+        finally:
+            del self._within[id(value)]
+
+    def _refuse(self, kind: type) -> object:
+        self._unknown.append(str(type.__dict__["__name__"].__get__(kind)))
+        return ("unknown", self._unknown[-1])
+
+    def _each(self, values: Iterable[Any]) -> list[object]:
+        return [self.of(each) for each in values]
+
+    def _parts(self, value: Any, kind: type) -> object:
+        if issubclass(kind, type):
+            return self._class(value, kind)
+        if kind is FunctionType:
+            return self._function(value)
+        if kind is dict:
+            return ("dict", [(self.of(key), self.of(item)) for key, item in value.items()])
+        if kind in CONTAINERS:
+            items = self._each(value)
+            return (kind.__name__, items if kind in _LISTS else _sorted(items))
+        if issubclass(kind, torch.nn.Module):
+            return self._module(value, kind)
+        if issubclass(kind, torch.Tensor):
+            return self._tensor(value, kind)
+        if issubclass(kind, enum.Enum):
+            return ("enum", name_of_class(kind), value._name_, self.of(value._value_))
+        if issubclass(kind, ModuleType):
+            return ("module", value.__name__)
+        if issubclass(kind, _BY_NAME):
+            return (kind.__name__, name_of_class(value.__objclass__), value.__name__)
+        if kind is CodeType:
+            return ("code", code_digest(value))
+        if kind.__module__ == type(torch.ops).__module__:
+            return ("operator", str(value))
+        package = package_of(kind.__module__)
+        of_torch = package == "torch" and (kind.__name__ in _INERT_OF_TORCH or "_dynamo" in kind.__module__)
+        if of_torch or issubclass(kind, _INERT) or kind.__name__ == "_FuncPtr" or package in _INERT_PACKAGES:
+            return ("inert", name_of_class(kind))
+        for base, names in _CONSISTS_OF:
+            if issubclass(kind, base):
+                return (name_of_class(kind), [self.of(getattr(value, name, None)) for name in names])
+        if kind.__name__ in _WRAPPERS and package in ("torch", "triton"):
+            return (kind.__name__, self.of(getattr(value, _WRAPPERS[kind.__name__])))
+        return (name_of_class(kind), self._attributes(value, kind), self._payload(value, kind))
+
+    def _class(self, value: Any, kind: type) -> object:
+        """By name; one that is written in a function also by what it holds, since each call may make another one."""
+        if "<locals>" not in value.__qualname__:
+            return (kind.__name__, name_of_class(value))
+        held = [(name, self.of(each)) for name, each in vars(value).items() if name not in _OF_A_CLASS]
+        return (kind.__name__, name_of_class(value), self._each(value.__bases__), held)
+
+    def _function(self, value: FunctionType) -> object:
+        home, code = str(value.__globals__.get("__name__")), value.__code__
+        named = value.__kwdefaults__ or {}
+        given = [*(value.__defaults__ or ()), *named.values()]
+        empty = _empty(value, given) if given else ()
+        defaults = [() if number in empty else self.of(each) for number, each in enumerate(given)]
+        cells = zip(code.co_freevars, cells_of(value), strict=True) if value.__closure__ else ()
+        closed_over = [self._cell(code, *each) for each in cells]
+        # torch keeps numbers there that are others in each process.
+        own = {} if package_of(home) in NATIVE else vars(value)
+        held = [(name, self.of(each)) for name, each in own.items() if not name.startswith("_torch")]
+        return ("function", home, code_digest(code), tuple(named), defaults, closed_over, held)
+
+    def _cell(self, code: CodeType, variable: str, value: Any) -> object:
+        """A variable around a function. Of a module it may read a few settings alone."""
+        read = attributes_read(code, variable) if isinstance(value, torch.nn.Module) else None
+        if read is None or any(hasattr(type(value), name) for name in read):  # a method's code may do anything
+            return self.of(value)
+        return (name_of_class(type(value)), [(name, self.of(getattr(value, name, None))) for name in sorted(read)])
+
+    def _module(self, value: torch.nn.Module, kind: type) -> object:
+        """Of its weights a trace takes no values."""
+        own = [(name, self.of(each)) for name, each in vars(value).items() if name not in TORCH_OWN]
+        weights = {**value._parameters, **value._buffers}
+        shapes = [(name, str(each.shape), str(each.dtype)) for name, each in weights.items() if each is not None]
+        parts = [(name, self.of(each)) for name, each in value._modules.items()]
+        hooks = self._each([*value._forward_hooks.values(), *value._forward_pre_hooks.values()])
+        return (name_of_class(kind), own, shapes, parts, hooks)
+
+    def _tensor(self, value: torch.Tensor, kind: type) -> object:
+        if kind not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+            return self._refuse(kind)
+        form = (kind.__name__, tuple(value.shape), str(value.dtype), value.device.type)
+        if value.numel() > _MOST_NUMBERS or value.is_meta:
+            return form
+        content = value.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1).view(torch.uint8)
+        return (*form, hashlib.sha256(content.numpy().tobytes()).hexdigest())
+
+    def _attributes(self, value: Any, kind: type) -> object:
+        """What an object holds in its dictionary and its slots."""
+        own = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
+        is_state = package_of(kind.__module__) == "torch"  # contexts keep there what was set when they were entered
+        held = [(name, self.of(each)) for name, each in own.items() if not (is_state and name.startswith("prev"))]
+        for name, member in _members(kind):
+            try:
+                held.append((name, self.of(member.__get__(value, kind))))
+            except AttributeError:  # an empty slot
+                held.append((name, None))
+        return held
+
+    def _payload(self, value: Any, kind: type) -> object:
+        """What an object holds beside its attributes: its number or text, its items, or what its C code tells of it."""
+        for base in _TEXTS:
+            if issubclass(kind, base):
+                return base.__repr__(value)
+        for base in (collections.OrderedDict, dict):
+            if issubclass(kind, base):
+                made = self.of(getattr(value, "default_factory", None))
+                return (made, [(self.of(key), self.of(item)) for key, item in base.items(value)])
+        for base in (tuple, list, set, frozenset):
+            if issubclass(kind, base):
+                items = self._each(base.__iter__(value))
+                return items if base in _LISTS else _sorted(items)
+        places = len(_members(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+        if not kind.__itemsize__ and kind.__basicsize__ == object.__basicsize__ + struct.calcsize("P") * places:
+            return None  # it is all Python, and its attributes are all that it holds
+        if _is_secretive(kind) or getattr(value, "nbytes", 0) > _MOST_NUMBERS:
+            return self._refuse(kind)
+        reduce = copyreg.dispatch_table.get(kind)
+        told: Any = reduce(value) if reduce else value.__reduce_ex__(2)
+        return told if isinstance(told, str) else self._each(list(x) if hasattr(x, "__next__") else x for x in told[1:])
+
+
+def _members(kind: type) -> list[tuple[str, Any]]:
+    """The slots of a class. Members of classes that are written in C may be addresses."""
+    inside = [item for base in kind.__mro__ if base.__flags__ & _MADE_BY_CODE for item in vars(base).items()]
+    return [(name, each) for name, each in inside if type(each) is MemberDescriptorType]
+
+
+def _is_secretive(kind: type) -> bool:
+    """An iterator, whose place moves; random numbers; or code of a pack's tells what an object holds."""
+    told = [vars(base).get(name) for base in kind.__mro__ for name in _REDUCERS]
+    by_a_pack = any(package_of(each.__module__) not in NATIVE for each in told if type(each) is FunctionType)
+    return by_a_pack or hasattr(kind, "__next__") or kind.__module__.startswith(_RANDOM) or kind is torch.Generator
+
+
+def _empty(function: FunctionType, given: list[Any]) -> set[int]:
+    """The numbers of the defaults that were empty containers when they were first seen, which count as such: code of
+    core's writes into its `transformer_options={}`.
     """
-    kind = type(value)
-    if kind in PLAIN or depth > _DEEPEST_NAMES:
-        return _NO_NAMES
-    if kind in _CONTAINERS:
-        held = () if is_setting(value) else list(value.values() if kind is dict else value)
-        return _NO_NAMES.union(*(names_behind(each, depth + 1) for each in held))
-    written = list(functions_in(value))
-    inside: list[Any] = []
-    if not written:
-        of = value if isinstance(value, type) else kind
-        is_native = package_of(of.__module__) in NATIVE
-        written = [] if is_native and not isinstance(value, type) else list(class_code((of,)))
-        bases = [] if is_native else bases_of((of,))
-        members = [each for base in bases for each in list(vars(base).values())]
-        inside = [each for each in members if type(each) in _CONTAINERS or (isinstance(each, type) and each is not of)]
-    codes = (each.__code__ for function in written for each in chain(function))
-    return _NO_NAMES.union(*map(names_used, codes), *(names_behind(each, depth + 1) for each in inside))
-
-
-def is_setting(value: Any, depth: int = 0) -> bool:
-    """Plain data, or a container of nothing else."""
-    kind = type(value)
-    if kind in _LISTS and _NUMBERS.issuperset(map(type, value)):
-        return True
-    if kind in _CONTAINERS and depth <= _DEEPEST:
-        items = (*value.keys(), *value.values()) if kind is dict else value
-        return all(is_setting(item, depth + 1) for item in items)
-    return kind in PLAIN or isinstance(value, enum.Enum)
-
-
-def _defaults(function: FunctionType, within: Callable[[Any], object]) -> list[object]:
-    """The defaults of a function. A list, set or dictionary among them counts as it was when it was first seen: code
-    of core's writes into its `transformer_options={}`.
-    """
-    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    if not any(type(value) in _MUTABLE for value in values):
-        return list(map(within, values))
-    objects = list(map(id, values))
-    known, found = _seen_defaults.get(function, ([], []))
+    objects = list(map(id, given))
+    known, found = _first_seen.get(function, ([], set()))
     if known != objects:
-        found = list(map(within, values))
-        _seen_defaults[function] = (objects, found)
+        found = {number for number, each in enumerate(given) if type(each) in (list, set, dict) and not each}
+        _first_seen[function] = (objects, found)
     return found
-
-
-def _container(value: Any, kind: type, depth: int) -> object:
-    if kind in _LISTS and _NUMBERS.issuperset(map(type, value)):  # without a call for each of many numbers
-        return (kind.__name__, *value)
-    if not issubclass(kind, tuple) and not is_setting(value):
-        return (kind.__name__,)
-    if kind is dict:
-        return (kind.__name__, _sorted((described(key, depth), described(item, depth)) for key, item in value.items()))
-    items = [described(item, depth) for item in value]
-    return (kind.__name__, _sorted(items) if kind in (set, frozenset) else items)
 
 
 def _constant(value: Any) -> object:

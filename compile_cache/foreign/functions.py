@@ -13,10 +13,39 @@ import torch
 from .names import NATIVE, package_of
 
 _WITHOUT_FUNCTIONS = frozenset({type, type(None), bool, int, float, str, tuple, list, dict, set, BuiltinFunctionType})
+PLAIN = frozenset(
+    {
+        type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device, torch.layout,
+        torch.memory_format,
+    }
+)  # fmt: skip
+CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
+_NO_NAMES = frozenset[str]()
+_DEEPEST_NAMES = 4  # levels of containers and classes in which functions and names are looked for
 LruCache: type = type(functools.lru_cache(lambda: None))
+CONSISTS_OF: tuple[tuple[Any, tuple[str, ...]], ...] = (  # what stands for a function: the class, and where that is
+    (MethodType, ("__func__", "__self__")),
+    (staticmethod, ("__func__",)),
+    (classmethod, ("__func__",)),
+    (functools.partial, ("func", "args", "keywords")),
+    (functools.partialmethod, ("func", "args", "keywords")),
+    (functools.cached_property, ("func",)),
+    (LruCache, ("__wrapped__",)),
+    (property, ("fget", "fset", "fdel")),
+)
+_STANDS_FOR = tuple(base for base, _ in CONSISTS_OF)
+_OF_FUNCTIONS = frozenset({"__func__", "func", "__wrapped__", "fget", "fset"})
 CUSTOM_OPERATOR = "CustomOpDef"
 MODULE_CODE = "<module>"  # the name of the code of a file
-_STORE_GLOBAL, _FOR_ITER = dis.opmap["STORE_GLOBAL"], dis.opmap["FOR_ITER"]
+_STORE_GLOBAL, _STORE_DEREF, _FOR_ITER = (dis.opmap[name] for name in ("STORE_GLOBAL", "STORE_DEREF", "FOR_ITER"))
+_WRITES = frozenset(
+    {
+        dis.opmap["STORE_SUBSCR"], dis.opmap["DELETE_SUBSCR"], "add", "append", "appendleft", "clear", "discard",
+        "extend", "insert", "pop", "popitem", "popleft", "remove", "setdefault", "update",
+    }
+)  # fmt: skip
+_ASSIGNS = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
+_LEAVES_THE_TOP = ("BINARY_SUBSCR", "CACHE", "DELETE", "JUMP", "NOP", "POP", "RESUME", "STORE")  # as it is
 _OF_LOOPS = ("CACHE", "UNPACK_SEQUENCE", "STORE_NAME")
 
 
@@ -27,22 +56,31 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         return
     if kind is FunctionType:
         yield value
-    elif issubclass(kind, (staticmethod, classmethod, MethodType)):
-        yield from functions_in(value.__func__)
-    elif issubclass(kind, (functools.partial, functools.partialmethod, functools.cached_property)):
-        yield from functions_in(value.func)
-    elif issubclass(kind, LruCache):
-        yield from functions_in(value.__wrapped__)
-    elif issubclass(kind, property):
-        yield from (part for part in (value.fget, value.fset) if isinstance(part, FunctionType))
     elif kind.__name__ == CUSTOM_OPERATOR:  # of torch.library
         yield from functions_in(getattr(value, "_init_fn", None))
+    elif issubclass(kind, _STANDS_FOR):
+        names = next(names for base, names in CONSISTS_OF if issubclass(kind, base))
+        for name in names:
+            if name in _OF_FUNCTIONS:
+                yield from functions_in(getattr(value, name))
 
 
 def closed_over(function: FunctionType) -> Iterator[FunctionType]:
-    """The functions in the closure of a function: what a decorator decorates is there."""
-    for contents in cells_of(function):
+    """The functions in the closure of a function: what a decorator decorates is there, or chooses from."""
+    for contents in held_in(cells_of(function)):
         yield from functions_in(contents)
+
+
+def held_in(values: Iterable[Any], depth: int = 0) -> list[Any]:
+    """These values, and in place of containers what they hold; no plain data."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind in CONTAINERS and depth < _DEEPEST_NAMES:
+            found += held_in(list(value.values() if kind is dict else value), depth + 1)
+        elif kind not in PLAIN:
+            found.append(value)
+    return found
 
 
 def cells_of(function: FunctionType) -> list[Any]:
@@ -110,6 +148,28 @@ def names_used(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*(names_used(each) for each in code.co_consts if type(each) is CodeType))
 
 
+def names_behind(value: Any, depth: int = 0) -> frozenset[str]:
+    """The names in the functions that a value is or wraps, in those of a class and its bases, or of an object's class,
+    and in all that a container or a class holds.
+    """
+    kind = type(value)
+    if kind in PLAIN or depth > _DEEPEST_NAMES:
+        return _NO_NAMES
+    if kind in CONTAINERS:
+        return _NO_NAMES.union(*(names_behind(each, depth + 1) for each in held_in([value], depth)))
+    written = list(functions_in(value))
+    inside: list[Any] = []
+    if not written:
+        of = value if isinstance(value, type) else kind
+        is_native = package_of(of.__module__) in NATIVE
+        written = [] if is_native and not isinstance(value, type) else list(class_code((of,)))
+        bases = [] if is_native else bases_of((of,))
+        members = [each for base in bases for each in list(vars(base).values())]
+        inside = [each for each in members if type(each) in CONTAINERS or (isinstance(each, type) and each is not of)]
+    codes = (each.__code__ for function in written for each in chain(function))
+    return _NO_NAMES.union(*map(names_used, codes), *(names_behind(each, depth + 1) for each in inside))
+
+
 def names_left_behind(codes: Iterable[CodeType]) -> set[str]:
     """Names of a module, with all this code, that are no settings: those that its functions assign to (`global x`), and
     the last items of its loops, which for a set differ from process to process.
@@ -126,11 +186,69 @@ def names_left_behind(codes: Iterable[CodeType]) -> set[str]:
     return found
 
 
+def names_written_into(codes: Iterable[CodeType]) -> set[str]:
+    """Names of a module whose containers its functions write into, as into a cache: `x[key] = ...`, `x.append(...)`.
+
+    With a dot before it an attribute, or a variable around a function, which may also be assigned (`nonlocal x`).
+    """
+    found = set[str]()
+    for code in codes:
+        steps = code.co_code[::2]
+        if code.co_name != MODULE_CODE and (_STORE_DEREF in steps or not _WRITES.isdisjoint((*steps, *code.co_names))):
+            found |= _written_into(code)
+    return found
+
+
+@functools.lru_cache(maxsize=10_000)
+def _written_into(code: CodeType) -> set[str]:
+    found, stack = set[str](), list[str]()  # for each value on Python's stack the name that it was loaded by
+    for step in dis.get_instructions(code):
+        if step.is_jump_target:  # what is on the stack depends on where the jump was
+            stack.clear()
+        change, place = dis.stack_effect(step.opcode, step.arg, jump=False), step.arg or 0
+        if step.opcode in _WRITES:
+            found.update(stack[-2:-1])
+        elif step.argval in _WRITES and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            found.update(stack[-1:])
+        elif step.opcode == _STORE_DEREF:
+            found.add(f".{step.argval}")
+        if step.opname == "SWAP" and place <= len(stack):
+            stack[-1], stack[-place] = stack[-place], stack[-1]
+        elif change > 0:
+            known = stack[-place:][:1] if step.opname == "COPY" else []
+            known = [f".{step.argval}"] if step.opname == "LOAD_DEREF" else known
+            stack += [step.argval] if (step.opname, change) == ("LOAD_GLOBAL", 1) else known or [""] * change
+        else:
+            del stack[max(len(stack) + change, 0) :]
+            if stack and not step.opname.startswith(_LEAVES_THE_TOP):
+                stack[-1] = f".{step.argval}" if step.opname == "LOAD_ATTR" else ""
+    return found - {""}
+
+
 @functools.lru_cache(maxsize=10_000)
 def attributes_assigned(code: CodeType) -> frozenset[str]:
-    """Names of attributes that a code object assigns to or deletes."""
-    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
-    return frozenset(step.argval for step in steps if step.opname in ("STORE_ATTR", "DELETE_ATTR"))
+    """Names of attributes that a code object assigns to or deletes. Read from its bytes, which is quick."""
+    found = set[str]()
+    for each in codes_in(code):
+        high = 0
+        for step, low in zip(each.co_code[::2], each.co_code[1::2], strict=True):
+            if step in _ASSIGNS:
+                found.add(each.co_names[high | low])
+            high = (high | low) << 8 if step == dis.EXTENDED_ARG else 0
+    return frozenset(found)
+
+
+def attributes_read(code: CodeType, variable: str) -> set[str] | None:
+    """The names of the attributes that a function reads of a variable around it; None if it does more with that."""
+    found = set[str]()
+    for each in codes_in(code):
+        steps = [step for step in dis.get_instructions(each) if step.opname != "EXTENDED_ARG"]
+        for step, after in zip(steps, [*steps[1:], None], strict=True):
+            if step.argval == variable and step.opname.endswith("DEREF"):
+                if after is None or (step.opname, after.opname) != ("LOAD_DEREF", "LOAD_ATTR"):
+                    return None
+                found.add(after.argval)
+    return found
 
 
 def code_of(kinds: Collection[type]) -> Iterator[CodeType]:

@@ -16,7 +16,9 @@ def module_of(code: Any) -> str:
     """The module that a function or class says it was written in; a function's globals tell, since `functools.wraps`
     copies `__module__`.
     """
-    return str(getattr(code, "__globals__", {}).get("__name__") or getattr(code, "__module__", None) or "")
+    held = getattr(code, "__globals__", None)  # of the class of functions a descriptor
+    name = held.get("__name__") if isinstance(held, dict) else None
+    return str(name or getattr(code, "__module__", None) or "")
 
 
 def origin(code: Any) -> str:

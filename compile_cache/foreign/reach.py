@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Collection, Iterable
 from itertools import chain as chained
-from operator import attrgetter, is_, methodcaller
+from operator import is_, methodcaller
 from types import ModuleType
 from typing import Any
 
@@ -23,14 +23,13 @@ import torch
 
 from ..keys import repr_digest
 from .authors import codes_of, is_foreign, is_generated
-from .content import described, is_setting, names_behind
-from .functions import bases_of, cells_of, functions_in, names_left_behind, names_used
+from .content import described
+from .functions import bases_of, functions_in, names_behind, names_left_behind, names_used, names_written_into
+from .insides import NAMESPACES, WRITTEN, Insides
 from .names import NATIVE, module_of, name_of_class, package_of
 
 _TORCHS = (torch, torch.nn.functional, torch.Tensor)
 _values = methodcaller("values")
-_inside = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-_CONTAINERS = (list, set, dict)
 
 
 class CodeReach:
@@ -38,6 +37,7 @@ class CodeReach:
 
     foreign: names that hold code of a package that nothing in their own package imports, or that no file has.
     digest: of all that they hold, by content: the same in every process that has the same.
+    unknown: a name that holds a value that no digest can describe, with its class; empty if there is none.
     """
 
     def __init__(self, kinds: Collection[type], spaces: Spaces) -> None:
@@ -46,37 +46,30 @@ class CodeReach:
         self._local = [space for space in self._spaces if space.is_local]
         self._holders = [space.holder for space in kept]
         self._values = list(chained.from_iterable(space.values for space in kept))
-        self.foreign = tuple(
-            f"{space.name}.{name}"
-            for space in self._spaces
-            for name in space.foreign
-            if space.matters(name, self._named)
-        )
-
-    @functools.cached_property
-    def digest(self) -> str:
-        held = [
-            (space.name, name, value)
-            for space in self._spaces
-            for name, value in space.described.items()
-            if space.matters(name, self._named)
-        ]
-        return repr_digest(held)[:32]
+        watched = [(f"{space.name}.{name}", value) for space in kept for name, value in space.kept(self._named)]
+        self._names, self._kept = [name for name, _ in watched], [value for _, value in watched]
+        self._insides = Insides(self._kept, set[int]().union(*(space.shut for space in kept)), self._named)
+        matter = [(space, name) for space in self._spaces for name in space.counted if space.matters(name, self._named)]
+        self.foreign = tuple(f"{space.name}.{name}" for space, name in matter if name in space.foreign)
+        held = [(space.name, name, *found) for space, name in matter for found in space.described(name, self._named)]
+        self.digest = repr_digest([each[:4] for each in held])[:32]
+        self.unknown = next((f"'{space}.{name}' is a {found}" for space, name, _, _, found in held if found), "")
 
     def has_changed(self) -> bool:
-        """A name holds something else, or a function or a container that it holds has changed."""
-        return any(space.has_changed(self._named) for space in self._spaces)
+        return bool(self.change())
 
     def change(self) -> str:
-        """A name that holds another object now; empty if none does. A tenth of a millisecond, and no call in Python."""
+        """A name that holds another object now, or one that has changed inside; empty if none does. A tenth of a
+        millisecond, and a few calls in Python.
+        """
         now = list(chained.from_iterable(map(_values, self._holders)))
         is_same = len(now) == len(self._values) and all(map(is_, now, self._values))
         looked_at = self._local if is_same else [space for space in self._spaces if not space.is_same()]
         found = next((f"{space.name}.{name}" for space in looked_at for name in space.exchanged(self._named)), "")
         if not (is_same or found):  # the model uses none of the replaced names: they are the new baseline
-            for space in looked_at:
-                space.take_over()
-            self._values = list(chained.from_iterable(space.values for space in self._spaces if not space.is_local))
+            self._values = [each for space in self._spaces if not space.is_local for each in space.values_now()]
+        if not found and (number := self._insides.difference(self._kept)) >= 0:
+            return self._names[number]
         return found
 
 
@@ -152,7 +145,7 @@ class Space:
 
     values: what its dictionary held, or a stand-in for what may hold a model, and must not be kept alive.
     foreign: names of code that is neither the package's own, nor of one that it imports, nor torch's or Python's.
-    described: digests of what the names hold that count, by content.
+    counted: the names that count.
     """
 
     def __init__(self, owner: ModuleType | type, left_out: Collection[str]) -> None:
@@ -168,24 +161,41 @@ class Space:
         counted = {name: value for name, value in held.items() if self._counts(name, value)}
         made = {name for name, value in counted.items() if isinstance(owner, type) and is_generated(owner, name, value)}
         self.foreign = [name for name, value in counted.items() if name not in made and is_foreign(home, value)]
-        self.described = {name: repr_digest(described(counted[name])) for name in sorted(counted)}
+        self.counted, self._described = sorted(counted), dict[str, list[tuple[str, str, str]]]()
         self._uses = {name: names_behind(value) for name, value in counted.items()} if is_followed else {}
         self._is_by_name = not isinstance(owner, type) or owner is torch.Tensor
         local = {name for name, value in counted.items() if not _is_native(home) and _is_local(value)}
         let_go = counted.keys() if self.is_local else {*self.foreign, *(local - made)}
-        self._marks = {name: _mark(counted[name]) for name in let_go}
+        self._let_go = {name: Insides([counted[name]]) for name in let_go}
         self._kept = {name: value for name, value in counted.items() if name not in let_go}
-        self.take_over()
+        self.values = self.values_now()
         self._names = frozenset(held)
-        functions = [function for value in self._kept.values() for function in functions_in(value)]
-        self._functions, self._insides = functions, list(chained.from_iterable(map(_inside, functions)))
-        self._closing = [(function, cells_of(function)) for function in functions if function.__closure__]
-        containers = [value for value in self._kept.values() if type(value) in _CONTAINERS and value]
-        self._contents = [(value, repr(value)) for value in containers if is_setting(value)]
+        containers = {name: id(value) for name, value in self._kept.items() if type(value) in WRITTEN}
+        written = names_written_into(codes_of(sys.modules.get(home))) if containers else set[str]()
+        dot = "." if isinstance(owner, type) else ""
+        self._written = {name for name in containers if name in written or f"{dot}{name}" in written}
+        self.shut = {containers[name] for name in self._written}
+        # Who reads options watches them: core sets some that no model's code reads.
+        self._watched = [value for value in self._kept.values() if not isinstance(value, NAMESPACES)]
+        self._insides = Insides(self._watched, self.shut)
 
-    def take_over(self) -> None:
-        """Take what the names hold now for what they held."""
-        self.values = [_LET_GO if name in self._marks else value for name, value in self.holder.items()]
+    def described(self, name: str, named: Collection[str]) -> list[tuple[str, str, str]]:
+        """A digest of what a name holds, with the class of what is unknown there; of a namespace for each attribute
+        with one of the names `named`.
+        """
+        value = self.holder.get(name)
+        if isinstance(value, NAMESPACES):
+            return [(each, *_digest(vars(value)[each])) for each in sorted(vars(value).keys() & named)]
+        if name not in self._described:
+            self._described[name] = [("", *_digest(() if name in self._written else value))]
+        return self._described[name]
+
+    def kept(self, named: Collection[str]) -> list[tuple[str, Any]]:
+        """What the names hold that matter, but what may hold a model."""
+        return [each for each in self._kept.items() if each[0] in named or not self._is_by_name]  # as `matters`
+
+    def values_now(self) -> list[Any]:
+        return [_LET_GO if name in self._let_go else value for name, value in self.holder.items()]
 
     @property
     def holder(self) -> Any:
@@ -235,7 +245,7 @@ class Space:
         """Names that hold another object than they held, or that are new or gone. named: see `matters`."""
         now = self.holder
         found = [name for name, value in self._kept.items() if now.get(name, _LET_GO) is not value]
-        found += [name for name, mark in self._marks.items() if name not in now or _mark(now[name]) != mark]
+        found += [name for name, held in self._let_go.items() if held.difference([now.get(name, _LET_GO)]) >= 0]
         new = [] if self._may_grow else [name for name in list(now) if name not in self._names]
         if new and isinstance(owner := self._owner(), ModuleType):  # it may hide a builtin
             used = _NONE.union(*map(names_used, codes_of(owner)))
@@ -248,21 +258,20 @@ class Space:
         now = list(self.holder.values())
         return len(now) == len(self.values) and all(map(is_, now, self.values))
 
-    def has_changed(self, named: Collection[str] | None = None) -> bool:
-        return (
-            (not self.is_same() and (self._owner() is None or bool(self.exchanged(named))))
-            or not all(map(is_, chained.from_iterable(map(_inside, self._functions)), self._insides))
-            or any(not all(map(is_, cells_of(function), cells)) for function, cells in self._closing)
-            or any(repr(value) != text for value, text in self._contents)
-        )
+    def has_changed(self) -> bool:
+        is_other = not self.is_same() and (self._owner() is None or bool(self.exchanged()))
+        return is_other or self._insides.difference(self._watched) >= 0
 
 
 _LET_GO = object()
 _NONE = frozenset[str]()
 
 
-def _mark(value: Any) -> Any:
-    return id(value), [function.__code__ for function in functions_in(value)]
+def _digest(value: Any) -> tuple[str, str]:
+    """Of a value's content, and the class of what is unknown there."""
+    unknown: list[str] = []
+    data = described(value, unknown)
+    return repr_digest(data), unknown[0] if unknown else ""
 
 
 def _is_local(value: Any) -> bool:

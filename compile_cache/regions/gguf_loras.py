@@ -212,7 +212,7 @@ def _of_patch(patch: Any, shape: torch.Size) -> _Lora:
 def _joined(loras: Sequence[_Lora], weight: Any) -> Pair:
     """Raises ValueError if the device has too little memory."""
     rank = sum(lora.down.shape[0] for lora in loras)
-    if not _has_room(weight.device, 4 * (rank + _RANKS) * (weight.shape[0] + weight.shape[1:].numel())):
+    if not has_room(weight.device, 4 * (rank + _RANKS) * (weight.shape[0] + weight.shape[1:].numel())):
         raise ValueError(_NO_ROOM)
     up, down = _zeros(weight, rank)
     at = 0
@@ -230,7 +230,8 @@ def _zeros(weight: Any, rank: int = 1) -> Pair:
     return up, down
 
 
-def _has_room(device: torch.device, size: int) -> bool:
+def has_room(device: torch.device, size: int) -> bool:
+    """True if the device has that many bytes left beside what a step works in."""
     if device.type != "cuda":
         return True
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

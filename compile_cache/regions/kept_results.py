@@ -32,6 +32,7 @@ class KeptResults:
         self._results: dict[tuple[Hashable, Content], list[torch.Tensor]] = {}
         self._inputs: list[torch.Tensor] = []  # those that were read last; held, so no others get their identities
         self._values: Content = ()
+        self._versions: list[int] = []
         self._places: set[Hashable] = set()  # that this call has come to
         self._is_written = False  # the model writes to such inputs between two blocks of a call
 
@@ -86,15 +87,19 @@ class KeptResults:
     def _read(self, place: Hashable, inputs: Inputs) -> Content:
         """The values of the inputs: read once for all blocks of a call that get the same tensors.
 
-        A place that comes again begins another call, and a tensor may have other values in it. In inference mode torch
-        counts no writes. A model that writes between two blocks does so in its first step, in which every place
-        computes: there the values are read for each block.
+        A place that comes again begins another call, and a tensor may have other values in it. A write between two
+        blocks shows in torch's count of writes. Of a tensor that was made in inference mode torch counts none, and a
+        look at its values at each block would make the host wait for the GPU there. A block that writes to its inputs
+        is not split (`dependence`), and a model that writes between two blocks does so in its first step, in which
+        every place computes: there the values are read for each block.
         """
-        if place in self._places or not are_same(inputs, self._inputs):
+        versions = [each._version for each in inputs if not each.is_inference()]
+        if place in self._places or versions != self._versions or not are_same(inputs, self._inputs):
             self._inputs, self._values, self._places = list(inputs), values_of(inputs), set()
         elif self._is_written or (place, self._values) not in self._results:
             before, self._values = self._values, values_of(inputs)
             self._is_written |= self._values != before
+        self._versions = versions
         self._places.add(place)
         return self._values
 

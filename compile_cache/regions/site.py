@@ -80,10 +80,21 @@ class Hook:
 Input = torch.Tensor | list[torch.Tensor]
 
 
+Lend = Callable[[], AbstractContextManager[None]]
+
+
 class RegionRunner(Protocol):
-    """Runs one region; a backend passes it to the hooks. Returns what `site.function` returns."""
+    """Runs one region for a hook. Returns what `site.function` returns."""
 
     def __call__(self, site: RegionSite, *inputs: Input) -> Any: ...
+
+
+class LendingRunner(Protocol):
+    """The same, of a backend. lend: of a site whose weights are not in place: they are while it is open. An original
+    loads its own.
+    """
+
+    def __call__(self, site: RegionSite, *inputs: Input, lend: Lend | None = None) -> Any: ...
 
 
 def taken(inputs: Sequence[Input]) -> list[torch.Tensor]:
@@ -141,7 +152,7 @@ class SilentProgress:
 
 
 # (run, bypass) -> the hooks of a module. The hooks call `bypass(reason)` for a block that must run its original.
-HookBuilder = Callable[[RegionRunner, Bypass], Sequence[Hook]]
+HookBuilder = Callable[[LendingRunner, Bypass], Sequence[Hook]]
 
 
 def installed(hooks: Sequence[Hook]) -> AbstractContextManager[None]:

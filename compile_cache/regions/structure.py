@@ -13,14 +13,17 @@ import torch
 
 from ..attribute_policy import PLAIN, ModuleAttributePolicy
 from ..foreign.attributes import HOOKED
+from ..foreign.content import TORCH_OWN as TORCH_OWN
 from ..foreign.content import described
+from ..foreign.functions import PLAIN as PLAIN_VALUES
+from ..foreign.functions import code_of, names_in
 from ..foreign.names import module_of
 from ..keys import repr_digest
 from .slots import all_parts, tensor_slots
 from .weight_parts import form_of, is_plain
 
-TORCH_OWN = frozenset(vars(torch.nn.Module()))
 _AS_IT_IS = frozenset({type(None), bool, int, float, str})
+_NO_SETTINGS = TORCH_OWN | HOOKED
 
 
 @dataclasses.dataclass(slots=True)
@@ -111,6 +114,20 @@ def settings(
             if name != switch or (value and hasattr(module, reader))
         ]
     )
+
+
+def unknown_setting(modules: Collection[torch.nn.Module], policy: ModuleAttributePolicy = PLAIN) -> str:
+    """An attribute that the code of these modules reads and that `settings` cannot describe; empty if there is none."""
+    left_out = _NO_SETTINGS | policy.bookkeeping
+    for module in modules:
+        for name, value in vars(module).items():
+            if type(value) in PLAIN_VALUES or name in left_out or policy.is_bookkeeping(name):
+                continue
+            unknown: list[str] = []
+            described(value, unknown)
+            if unknown and name in names_in(code_of(set(map(type, modules)))):
+                return f"'{type(module).__name__}.{name}' is a {unknown[0]}"
+    return ""
 
 
 def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ from ..keys import Component, differing, digest
 #    content of the code that its block reaches, and no longer its names alone.
 # 5: a region's key has what the Python modules around its block hold; a setting counts by its content, a function too.
 # 6: an artifact is one file.
-FORMAT_VERSION = 6
+# 7: an artifact names each of the sizes at which its code was confirmed, not their range.
+FORMAT_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,10 @@ def again(prompt: Any, number: int) -> Any:
     return with_sampling(prompt, denoise=1.0 - number * 1e-7)
 
 
-@pytest.mark.parametrize("kind", ["autocast", *EXCHANGED])
+INSIDE = ["number of numpy", "number of a pack", "class of a layer", "other defaults"]  # no object is exchanged
+
+
+@pytest.mark.parametrize("kind", ["autocast", *EXCHANGED, *INSIDE])
 def test_it_takes_effect_in_its_own_prompt_only(bench: Bench, prompt: Any, kind: str) -> None:
     plain, expected = bench.run(prompt), bench.run(with_model(prompt, changed(kind)))
     assert_different(expected, plain)

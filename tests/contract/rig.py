@@ -38,7 +38,7 @@ COUNTED = (
 )
 # Of an application whose operations cast and patch their weights, as ComfyUI's do.
 ATTRIBUTES = ModuleAttributePolicy(
-    frozenset({"comfy_cast_weights", "weight_function", "bias_function"}),
+    frozenset({"comfy_cast_weights", "weight_function", "bias_function", "weight_lowvram_function"}),
     casts="comfy_cast_weights",
     weight_patches=("weight_function", "bias_function"),
 )

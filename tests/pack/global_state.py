@@ -11,6 +11,7 @@ import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
 import comfy.model_management
 import comfy.ops
 import comfy.patcher_extension
+import numpy as np
 import torch
 
 from .node import Node
@@ -95,6 +96,49 @@ def _global_hook() -> Iterator[None]:
         handle.remove()
 
 
+class _Eps(float):
+    """A number of a class of its own."""
+
+
+class _Louder(comfy.ops.disable_weight_init.GroupNorm):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs) * GAIN
+
+
+@contextlib.contextmanager
+def _norms(network: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Meanwhile an attribute of all norms in the middle of a network, or their class, is another one."""
+    norms = [part for part in network.middle_block.modules() if isinstance(part, torch.nn.GroupNorm)]
+    before = [getattr(each, name) for each in norms]
+    for each in norms:
+        setattr(each, name, value)
+    try:
+        yield
+    finally:
+        for each, own in zip(norms, before, strict=True):
+            setattr(each, name, own)
+
+
+@contextlib.contextmanager
+def _other_defaults() -> Iterator[None]:
+    """Of a function, which stays the same object."""
+    function: Any = openaimodel.timestep_embedding
+    before = function.__defaults__
+    function.__defaults__ = tuple(1000 if each == 10000 else each for each in before)
+    try:
+        yield
+    finally:
+        function.__defaults__ = before
+
+
+# What changes inside a model without another object in its place, by the network.
+INSIDE: dict[str, Callable[[Any], contextlib.AbstractContextManager[Any]]] = {
+    "number of numpy": lambda network: _norms(network, "eps", np.float64(0.5)),
+    "another number of numpy": lambda network: _norms(network, "eps", np.float64(0.05)),
+    "number of a pack": lambda network: _norms(network, "eps", _Eps(0.5)),
+    "class of a layer": lambda network: _norms(network, "__class__", _Louder),
+    "other defaults": lambda network: _other_defaults(),
+}
 CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "autocast": _autocast,
     "fp16 accumulation": _fp16_accumulation,
@@ -113,14 +157,14 @@ CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 
 
 class ResoluteTestGlobalState(Node):
-    """The model samples inside one of ``CONTEXTS``; other models of the same prompt do not."""
+    """The model samples inside one of ``CONTEXTS`` or ``INSIDE``; other models of the same prompt do not."""
 
     FUNCTION = "patch"
-    INPUTS = {"model": ("MODEL",), "kind": (list(CONTEXTS),)}
+    INPUTS = {"model": ("MODEL",), "kind": ([*CONTEXTS, *INSIDE],)}
 
     def patch(self, model: Any, kind: str) -> tuple[Any]:
         def sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            with CONTEXTS[kind]():
+            with CONTEXTS[kind]() if kind in CONTEXTS else INSIDE[kind](patched.model.diffusion_model):
                 return executor(*args, **kwargs)
 
         patched = model.clone()

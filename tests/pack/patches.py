@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel
 import comfy.patcher_extension
 import torch
 
+from . import global_state
 from .node import Node
 
 GAIN = 1.2
@@ -127,6 +129,35 @@ def _for_some_steps(model: Any) -> None:
     model.set_model_unet_function_wrapper(around)
 
 
+def _inside_for_some_steps(model: Any) -> None:
+    """In some steps a number of a layer has another type and value, or the layer another class, or a function of core's
+    other code: no object is exchanged.
+    """
+
+    def around(apply_model: Callable[..., Any], given: dict[str, Any]) -> Any:
+        network, options = model.model.diffusion_model, given["c"]["transformer_options"]
+        sigma, first = float(options["sigmas"][0]), float(options["sample_sigmas"][0])
+        names = ["", *global_state.INSIDE, "assigned code"]
+        name = names[int(sigma * 1000) % len(names)] if sigma < first else ""  # the first step finds it as it is
+        change = global_state.INSIDE.get(name)
+        context = change(network) if change else global_state.CONTEXTS.get(name, contextlib.nullcontext)()
+        with context:
+            return apply_model(given["input"], given["timestep"], **given["c"])
+
+    model.set_model_unet_function_wrapper(around)
+
+
+def _masked(original: Callable[..., Any], q: Any, k: Any, v: Any, heads: int, *args: Any, **kwargs: Any) -> Any:
+    """Attention to the first half of the tokens alone, by a mask that is added."""
+    mask = torch.zeros(1, 1, q.shape[-2], k.shape[-2], dtype=q.dtype, device=q.device)
+    mask[..., (k.shape[-2] + 1) // 2 :] = torch.finfo(q.dtype).min
+    return original(q, k, v, heads, **{**kwargs, "mask": mask})
+
+
+def _mask_attention(model: Any) -> None:
+    model.model_options["transformer_options"]["optimized_attention_override"] = _masked
+
+
 APPLY: dict[str, Callable[[Any], None]] = {
     # Inside transformer blocks.
     "attn1_patch": _patch("attn1_patch", _qkv),
@@ -137,6 +168,7 @@ APPLY: dict[str, Callable[[Any], None]] = {
     "attn1_replace": _replace("attn1", ("middle", 0)),
     "attn2_replace": _replace("attn2", ("input", 1)),
     "attention_override": _override,
+    "masked_attention": _mask_attention,
     # Between blocks.
     "input_block_patch": _patch("input_block_patch", _tensor),
     "input_block_patch_after_skip": _patch("input_block_patch_after_skip", _tensor),
@@ -150,6 +182,7 @@ APPLY: dict[str, Callable[[Any], None]] = {
     # Instead of a block's forward.
     "replaced_forward": _replace_forward,
     "patched_for_some_steps": _for_some_steps,
+    "changed_inside_for_some_steps": _inside_for_some_steps,
     "exchanged_network": _exchange_network,
     # On the model itself, so it affects every clone.
     "changed_in_place": _change_in_place,

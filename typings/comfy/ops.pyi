@@ -33,3 +33,11 @@ def resolve_cast_module_with_vbar(
 ) -> Any: ...
 
 disable_weight_init: Any
+
+def pick_operations(
+    weight_dtype: torch.dtype | None,
+    compute_dtype: torch.dtype | None,
+    load_device: torch.device | None = None,
+    *,
+    model_config: Any = None,
+) -> Any: ...

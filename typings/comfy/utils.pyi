@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -8,7 +8,13 @@ class ProgressBar:
     def update(self, value: int) -> None: ...
     def update_absolute(self, value: int, total: int | None = None, preview: Any = None) -> None: ...
 
+@overload
 def load_torch_file(ckpt: str) -> dict[str, torch.Tensor]: ...
+@overload
+def load_torch_file(
+    ckpt: str, *, return_metadata: Literal[True]
+) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]: ...
+def save_torch_file(sd: dict[str, torch.Tensor], ckpt: str, metadata: dict[str, str] | None = None) -> None: ...
 def get_attr(obj: object, attr: str) -> Any: ...
 
 tiled_scale_multidim: Callable[..., Any]

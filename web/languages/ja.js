@@ -425,5 +425,18 @@ export default {
   "encoding": "エンコード",
   "needs {needed} of {every} GB per step": "1 ステップに {every} GB 中 {needed} GB が必要",
   "{kind} has no {part} that Resolute knows, so it runs eagerly": "{kind} には Resolute の知る{part}がないため、そのまま動きます",
-  "another node put {code} around the {part} of this VAE, so it runs as that node left it. Load the VAE anew without that node to compile it here.": "別のノードがこの VAE の{part}を {code} で包んだため、そのまま動きます。ここでコンパイルするには、そのノードなしで VAE を読み込み直してください。"
+  "another node put {code} around the {part} of this VAE, so it runs as that node left it. Load the VAE anew without that node to compile it here.": "別のノードがこの VAE の{part}を {code} で包んだため、そのまま動きます。ここでコンパイルするには、そのノードなしで VAE を読み込み直してください。",
+  "There is no memory to quantize {1}. Free some, or choose 'as in the file'.": "{1} を量子化するメモリがありません。メモリを空けるか、「as in the file」を選んでください。",
+  "{1} has a CLIP or a VAE too. Load it with 'Load Checkpoint'.": "{1} には CLIP か VAE も入っています。「Load Checkpoint」で読み込んでください。",
+  "{1} cannot be kept: {2}. Free some room, or switch 'keep' off.": "{1} を保存できません: {2}。空きを作るか、「keep」をオフにしてください。",
+  "ComfyUI does not know the model in {1}. Choose another file.": "ComfyUI は {1} のモデルを認識できません。別のファイルを選んでください。",
+  "This ComfyUI has no {1}. Update it, or choose 'as in the file'.": "この ComfyUI には {1} がありません。更新するか、「as in the file」を選んでください。",
+  "as in the file: no weight is faster in another format here": "ファイルのまま: ここでは別の形式で速くなる重みがありません",
+  "{format} for {count} weights": "{count} 個の重みが {format}",
+  "{count} left as in the file": "{count} 個はファイルのまま",
+  "{parts} (largest error {error} percent)": "{parts}（最大誤差 {error} %）",
+  "as in the file": "ファイルのまま",
+  "as in the file, which is quantized already": "ファイルのまま（量子化済み）",
+  "as in the file: no format is faster on this device": "ファイルのまま: このデバイスで速くなる形式はありません",
+  "{format}, from the file that was kept": "{format}（保存したファイルから）"
 };

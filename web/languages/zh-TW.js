@@ -425,5 +425,18 @@ export default {
   "encoding": "編碼",
   "needs {needed} of {every} GB per step": "每步需要 {every} GB 中的 {needed} GB",
   "{kind} has no {part} that Resolute knows, so it runs eagerly": "{kind} 沒有 Resolute 認識的{part}，因此照原樣執行",
-  "another node put {code} around the {part} of this VAE, so it runs as that node left it. Load the VAE anew without that node to compile it here.": "另一個節點在此 VAE 的{part}外加了 {code}，因此照該節點的樣子執行。要在此編譯，請不經該節點重新載入 VAE。"
+  "another node put {code} around the {part} of this VAE, so it runs as that node left it. Load the VAE anew without that node to compile it here.": "另一個節點在此 VAE 的{part}外加了 {code}，因此照該節點的樣子執行。要在此編譯，請不經該節點重新載入 VAE。",
+  "There is no memory to quantize {1}. Free some, or choose 'as in the file'.": "沒有記憶體來量化 {1}。請釋放一些記憶體，或選擇「as in the file」。",
+  "{1} has a CLIP or a VAE too. Load it with 'Load Checkpoint'.": "{1} 還包含 CLIP 或 VAE。請用「載入檢查點」（Load Checkpoint）載入它。",
+  "{1} cannot be kept: {2}. Free some room, or switch 'keep' off.": "無法保留 {1}：{2}。請騰出空間，或關閉「keep」。",
+  "ComfyUI does not know the model in {1}. Choose another file.": "ComfyUI 不認識 {1} 中的模型。請選擇其他檔案。",
+  "This ComfyUI has no {1}. Update it, or choose 'as in the file'.": "此 ComfyUI 沒有 {1}。請更新它，或選擇「as in the file」。",
+  "as in the file: no weight is faster in another format here": "與檔案相同：在此處沒有權重用其他格式更快",
+  "{format} for {count} weights": "{count} 個權重為 {format}",
+  "{count} left as in the file": "{count} 個與檔案相同",
+  "{parts} (largest error {error} percent)": "{parts}（最大誤差 {error}%）",
+  "as in the file": "與檔案相同",
+  "as in the file, which is quantized already": "與檔案相同，檔案已經量化",
+  "as in the file: no format is faster on this device": "與檔案相同：在此裝置上沒有更快的格式",
+  "{format}, from the file that was kept": "{format}，來自保留的檔案"
 };

@@ -425,5 +425,18 @@ export default {
   "encoding": "编码",
   "needs {needed} of {every} GB per step": "每步需要 {every} GB 中的 {needed} GB",
   "{kind} has no {part} that Resolute knows, so it runs eagerly": "{kind} 没有 Resolute 认识的{part}，因此按原样运行",
-  "another node put {code} around the {part} of this VAE, so it runs as that node left it. Load the VAE anew without that node to compile it here.": "另一个节点在此 VAE 的{part}外加了 {code}，因此按该节点的样子运行。要在此编译，请不经该节点重新加载 VAE。"
+  "another node put {code} around the {part} of this VAE, so it runs as that node left it. Load the VAE anew without that node to compile it here.": "另一个节点在此 VAE 的{part}外加了 {code}，因此按该节点的样子运行。要在此编译，请不经该节点重新加载 VAE。",
+  "There is no memory to quantize {1}. Free some, or choose 'as in the file'.": "没有内存来量化 {1}。请释放一些内存，或选择“as in the file”。",
+  "{1} has a CLIP or a VAE too. Load it with 'Load Checkpoint'.": "{1} 还包含 CLIP 或 VAE。请用“加载检查点”（Load Checkpoint）加载它。",
+  "{1} cannot be kept: {2}. Free some room, or switch 'keep' off.": "无法保留 {1}：{2}。请腾出空间，或关闭“keep”。",
+  "ComfyUI does not know the model in {1}. Choose another file.": "ComfyUI 不认识 {1} 中的模型。请选择其他文件。",
+  "This ComfyUI has no {1}. Update it, or choose 'as in the file'.": "此 ComfyUI 没有 {1}。请更新它，或选择“as in the file”。",
+  "as in the file: no weight is faster in another format here": "与文件相同：在此处没有权重用其他格式更快",
+  "{format} for {count} weights": "{count} 个权重为 {format}",
+  "{count} left as in the file": "{count} 个与文件相同",
+  "{parts} (largest error {error} percent)": "{parts}（最大误差 {error}%）",
+  "as in the file": "与文件相同",
+  "as in the file, which is quantized already": "与文件相同，文件已经量化",
+  "as in the file: no format is faster on this device": "与文件相同：在此设备上没有更快的格式",
+  "{format}, from the file that was kept": "{format}，来自保留的文件"
 };

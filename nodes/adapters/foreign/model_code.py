@@ -36,6 +36,11 @@ EXCHANGED = BypassReason(
 )
 
 
+def no_input(what: str) -> BypassReason:
+    """Why a forward must not be captured that reads a value which no key describes. what: its name and its class."""
+    return BypassReason(BypassCode.OBSERVED_INPUT, f"{what}, which is no input of a graph")
+
+
 # Core imports them when it starts, and models of all kinds share code with theirs.
 _COMMON = (
     "comfy.ldm.models.autoencoder", "comfy.ldm.modules.attention", "comfy.ldm.modules.diffusionmodules.model",
@@ -86,6 +91,8 @@ class ModelCode:
                 BypassCode.REPLACED_FORWARD,
                 f"another pack replaced {reach.foreign[0]}, and a capture would repeat what that did once",
             )
+        if reach.unknown:
+            return no_input(reach.unknown)
         foreign = why_foreign(kinds, trusted)
         if foreign is not None:
             text = f"the model is not captured, because its code may count its calls: {foreign}"

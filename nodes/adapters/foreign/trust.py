@@ -95,7 +95,7 @@ def attention_of_pack(function: Any) -> tuple[str, str]:
     The name has the pack and the function's content, or is that of one of core's functions, see `ATTENTION`. Both are
     empty for a function that nobody declared.
     """
-    return _attention_of_pack(function, _trusted()) if isinstance(function, FunctionType) else ("", "")
+    return _attention_of_pack(function, _trusted()) if type(function) is FunctionType else ("", "")
 
 
 @functools.lru_cache(maxsize=64)
@@ -107,7 +107,11 @@ def _attention_of_pack(function: FunctionType, trusted: frozenset[str]) -> tuple
         return "", ""
     if str(pack) not in trusted and not is_as_declared(package, known.pieces):
         return "", _changed(pack)
-    return known.calls or f"{pack.name}:{function.__name__}:{repr_digest(described(function))[:32]}", ""
+    unknown: list[str] = []
+    content = repr_digest(described(function, unknown))[:32]
+    if unknown and not known.calls:
+        return "", f"{pack.name} gives it a {unknown[0]}"
+    return known.calls or f"{pack.name}:{function.__name__}:{content}", ""
 
 
 def is_trusted(kind: type) -> bool:

@@ -16,6 +16,9 @@ from ..comfyui.chosen_attention import attention_of
 from ..comfyui.transformer_options import COND_ORDER, OVERRIDE, patches_in, unknown_in
 from ..foreign.core_code import may_read_cond_order
 
+_LARGEST = 2**63  # a longer number may have too many digits to be written
+_LONGEST_NAME = 500  # of an argument: its container may be in itself
+
 
 @dataclass
 class CallDescription:
@@ -49,19 +52,27 @@ class CallDescription:
 
         Containers are rebuilt each time, because core pops ControlNet residuals out of theirs.
         """
+        try:
+            return self._add(name, value)
+        except Exception:  # noqa: BLE001 (of the code of a class of anybody's)
+            self.block(f"'{name}' cannot be described")
+            return lambda tensors: value
+
+    def _add(self, name: str, value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
         if type(value) in (torch.Tensor, torch.nn.Parameter):
             index = len(self.tensors)
             self.names.append(name)
             self.tensors.append(value)
             return lambda tensors: tensors[index]
-        if value is None or type(value) in (bool, int, float, str):
+        is_number = type(value) is int and -_LARGEST < value < _LARGEST
+        if value is None or is_number or type(value) in (bool, float, str):
             self.values.append((name, value))
             return lambda tensors: value
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and len(name) < _LONGEST_NAME:
             self.values.append((name, tuple(str(key) for key in value)))
             parts = {key: self.add(f"{name}.{key}", item) for key, item in value.items()}
             return lambda tensors: {key: build(tensors) for key, build in parts.items()}
-        if type(value) in (list, tuple):
+        if type(value) in (list, tuple) and len(name) < _LONGEST_NAME:
             kind: type = type(value)
             self.values.append((name, len(value)))
             items = [self.add(f"{name}[{i}]", item) for i, item in enumerate(value)]
@@ -71,6 +82,12 @@ class CallDescription:
 
     def add_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
         """Refuse a capture for anything in transformer_options that could change what `module` computes."""
+        try:
+            self._add_options(options, module)
+        except Exception:  # noqa: BLE001 (as in `add`)
+            self.block("transformer_options cannot be described")
+
+    def _add_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
         self.conds = len(options.get(COND_ORDER) or ())
         if COND_ORDER in options and may_read_cond_order(type(module)):
             self.values.append((COND_ORDER, tuple(options[COND_ORDER])))

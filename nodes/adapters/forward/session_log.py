@@ -76,10 +76,12 @@ class SessionLog:
         if self._shape and shape[-1] * shape[-2] <= self._shape[-1] * self._shape[-2]:
             return
         self._shape = tuple(shape)
-        merged = options.get(COND_ORDER) if isinstance(options, dict) else None  # several conds in one batch
-        self._batch = shape[0] // len(merged) if merged and shape[0] % len(merged) == 0 else shape[0]
-        sigmas = options.get(SCHEDULE) if isinstance(options, dict) else None
-        self._steps = max(len(sigmas) - 1, 0) if sigmas is not None else 0
+        self._batch, self._steps = shape[0], 0
+        with contextlib.suppress(Exception):  # another pack's values may be no lists
+            merged = options.get(COND_ORDER) if isinstance(options, dict) else None  # several conds in one batch
+            self._batch = shape[0] // len(merged) if merged and shape[0] % len(merged) == 0 else shape[0]
+            sigmas = options.get(SCHEDULE) if isinstance(options, dict) else None
+            self._steps = max(len(sigmas) - 1, 0) if sigmas is not None else 0
 
     def end(self, why_no_calls: str = "", is_logged: bool = True) -> None:
         """Log the summary and show it on the node. why_no_calls: for a run in which nothing ran compiled.

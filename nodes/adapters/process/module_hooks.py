@@ -10,7 +10,7 @@ import torch
 
 from ....compile_cache.errors import BypassReason
 from ....compile_cache.keys import Role
-from ....compile_cache.regions.site import Bypass, Hook, Input, RegionRunner, RegionSite
+from ....compile_cache.regions.site import Bypass, Hook, Input, LendingRunner, RegionRunner, RegionSite
 from ....compile_cache.regions.structure import Memo, structure_digest
 from ..blocks import left_out
 from ..blocks.families import hooks_of
@@ -42,7 +42,7 @@ class ModuleHooks:
         self._count: int | None = None  # of their regions
         self._reasons: list[BypassReason] = []  # why blocks have no hook
 
-    def __call__(self, run: RegionRunner, bypass: Bypass) -> Sequence[Hook]:
+    def __call__(self, run: LendingRunner, bypass: Bypass) -> Sequence[Hook]:
         """The hooks, with `run` and `bypass` behind them from now on. Reports why blocks have none."""
         self._run, self._bypass = streamed(run, self._weights.paged), bypass
         self._build_if_changed()

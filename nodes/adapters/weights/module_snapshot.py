@@ -2,8 +2,9 @@
 
 A sampling run takes one when it starts. As a whole it says at the next run whether captures and regions are still
 right. Within a run, a wrapper with a start and an end percent may set an attribute of a block, or exchange its forward,
-between two steps. `change` sees that. It runs in each call, so it has to be cheap: by identity, and only the attributes
-that the model's code reads, and the names around its classes.
+between two steps. `change` sees that. It runs in each call, so it has to be cheap: only the attributes that the model's
+code reads and does not write, with what is inside them (`Insides`), and the names around its classes. The next run asks
+it too, so what a call would see begins a new weights epoch.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import enum
 import functools
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
-from types import MethodType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -23,18 +24,32 @@ from torch.utils.hooks import RemovableHandle
 
 from ....compile_cache.foreign.attributes import HOOKED, is_own, marks_on
 from ....compile_cache.foreign.content import described
-from ....compile_cache.foreign.functions import attributes_assigned, class_code, code_of, names_in
+from ....compile_cache.foreign.functions import (
+    attributes_assigned,
+    class_code,
+    code_of,
+    codes_in,
+    functions_in,
+    names_in,
+    names_written_into,
+)
+from ....compile_cache.foreign.insides import WRITTEN, Insides, getter
+from ....compile_cache.foreign.names import NATIVE, package_of
 from ....compile_cache.foreign.reach import CodeReach
 from ....compile_cache.regions.structure import TORCH_OWN
 from ..comfyui.module_attributes import ATTRIBUTES, CASTS, WEIGHT_PATCHES
 
-Getter = Callable[[Any], tuple[Any, ...]]
+Names = frozenset[str]
 
 _FIXED = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 _DATA = _FIXED | {tuple, list, set, dict, OrderedDict, torch.Tensor}  # no code
 _dictionary = attrgetter("__dict__")
-_children = itemgetter("_modules")
-_names: weakref.WeakKeyDictionary[CodeReach, frozenset[str]] = weakref.WeakKeyDictionary()
+_MODE = "training"
+_children, _mode = itemgetter("_modules"), itemgetter(_MODE)
+_get = itemgetter.__call__
+_DEEPEST = 3  # levels of objects in attributes
+# By reach: names of attributes that its code reads and does not assign, that it assigns, and that it writes into.
+_names: weakref.WeakKeyDictionary[CodeReach, tuple[Names, Names, Names]] = weakref.WeakKeyDictionary()
 
 
 class ModuleSnapshot:
@@ -53,12 +68,13 @@ class ModuleSnapshot:
         for number, (module, names) in enumerate(zip(modules, self._counted, strict=True)):
             if names:
                 alike[type(module), names].append(number)
-        self._groups = [_Group(kind.__name__, names, numbers, own) for (kind, names), numbers in alike.items()]
-        suspects = (number for group in self._groups if not group.is_data for number in group.numbers)
+        groups = [(numbers, *_columns(names, getter(numbers)(own))) for (_, names), numbers in alike.items()]
+        suspects = (number for numbers, *_, is_data in groups if not is_data for number in numbers)
         marks = [(number, found) for number in suspects if (found := marks_on(modules[number], not number))]
         self._hooks, self._last_hook = _hooks_in(own), RemovableHandle.next_id
         self.is_foreign = bool(marks or self._hooks)
-        self.settings = (self._modules, [group.settings for group in self._groups], marks, self._hooks)
+        kinds = list(map(weakref.ref, map(type, modules)))
+        self.settings = (self._modules, kinds, groups, marks, self._hooks)
         casting = {kind for kind in set(map(type, modules)) if hasattr(kind, CASTS)}
         patches = [
             (name, number, each[name]) for name in WEIGHT_PATCHES for number, each in enumerate(own) if name in each
@@ -72,19 +88,56 @@ class ModuleSnapshot:
         """Have `change` compare with this snapshot. reach: of the classes whose code may be compiled."""
         if reach not in _names:
             _names[reach] = _names_of({*map(type, modules)})
-        self._read, self._reach = _names[reach], reach
-        own = list(map(_dictionary, modules))
-        for group in self._groups:
-            group.watch(self._read, own)
+        self._read, assigned, written = _names[reach]
+        self._reach = reach
+        parts: list[Any] = list(modules)
+        watched = [[name for name in names if name in self._read and name != _MODE] for names in self._counted]
+        self._known = list(self._counted)
+        self._watch(parts, watched, written)
+        for _ in range(_DEEPEST):
+            met = set(map(id, parts))
+            held = {id(each): each for ref in self._insides.references if _has_settings(each := ref())}
+            for each in [each for number, each in held.items() if number not in met]:
+                own_assigned, own_written = _writes_of(type(each))
+                assigned, written = assigned | own_assigned, written | own_written
+                parts.append(each)
+                watched.append(sorted(vars(each).keys() - assigned))
+                self._known.append((*vars(each), *assigned))
+            if len(parts) > len(met):
+                self._watch(parts, watched, written)
         numbers: dict[torch.nn.Module | None, int] = {None: -1, **dict(zip(modules, range(len(modules)), strict=True))}
         parents = [number for number, module in enumerate(modules) if module._modules]
         self._parents = getter(parents)  # the dictionaries of modules with children
         self._children = getter([numbers[child] for parent in parents for child in modules[parent]._modules.values()])
-        self._lengths = list(map(len, own))
+        self._lengths = list(map(len, map(_dictionary, parts)))
+
+    def _watch(self, parts: Sequence[Any], watched: Sequence[Sequence[str]], written: Names) -> None:
+        """parts: the modules, and objects that their attributes hold. watched: names of attributes for each."""
+        self._parts = tuple(map(weakref.ref, parts))
+        holders = [number for number, names in enumerate(watched) if names]
+        names = [[*each, *each, _MODE][: max(2, len(each))] for number in holders for each in [watched[number]]]
+        self._places = [(number, name) for number, each in zip(holders, names, strict=True) for name in each]
+        self._holders, self._getters = getter(holders), [itemgetter(*each) for each in names]
+        own = list(map(_dictionary, parts))
+        values = self._values(own)
+        shut = {
+            id(value)
+            for (_, name), value in zip(self._places, values, strict=True)
+            if name in written and type(value) in WRITTEN
+        }
+        self._insides, self._modes = Insides(values, shut), self._modes_of(parts, own)
+
+    def _values(self, own: Sequence[dict[str, Any]]) -> list[Any]:
+        """The attributes that are watched."""
+        return list(chain.from_iterable(map(_get, self._getters, self._holders(own))))
+
+    def _modes_of(self, parts: Sequence[Any], own: Sequence[dict[str, Any]]) -> list[int]:
+        """The classes of all parts, and how the modules are set."""
+        return [*map(id, map(type, parts)), *map(_mode, own[: len(self._modules)])]
 
     def change(self) -> str:
         """Name something that is not as it was; empty if all is. Takes half a millisecond for 2,000 modules."""
-        modules = [ref() for ref in self._modules]
+        modules = [ref() for ref in self._parts]
         try:
             own = list(map(_dictionary, modules))
         except AttributeError:  # a module is gone
@@ -92,9 +145,15 @@ class ModuleSnapshot:
         below = map(_children, self._parents(own))
         if list(chain.from_iterable(map(dict.values, below))) != list(self._children((*modules, None))):
             return "a part of the model"
-        for group in self._groups:
-            if name := group.change(own):
-                return name
+        if self._modes_of(modules, own) != self._modes:
+            return "the class or the mode of a part of the model"
+        try:
+            number = self._insides.difference(self._values(own))
+        except KeyError:
+            number = next(n for n, (part, name) in enumerate(self._places) if name not in own[part])
+        if number >= 0:
+            part, name = self._places[number]
+            return f"{name} of {type(modules[part]).__name__}"
         lengths = list(map(len, own))
         if lengths != self._lengths:  # also by paging, which adds attributes and takes them away
             for number, module in enumerate(modules):
@@ -104,7 +163,7 @@ class ModuleSnapshot:
         if name := self._reach.change():
             return name
         if RemovableHandle.next_id != self._last_hook:
-            if _hooks_in(own) != self._hooks:
+            if _hooks_in(own[: len(self._modules)]) != self._hooks:
                 return "a hook of a part of the model"
             self._last_hook = RemovableHandle.next_id
         return ""
@@ -112,82 +171,22 @@ class ModuleSnapshot:
     def _added(self, number: int, module: Any) -> str:
         """A new attribute that the model's code reads, or that hides one of the module's class."""
         own = vars(module)
-        for name in set(_counted(tuple(own), not number)).difference(self._counted[number]):
+        for name in set(_counted(tuple(own), not number)).difference(self._known[number]):
             if (name in self._read or hasattr(type(module), name)) and not is_own(module, name, own[name]):
                 return name
         return ""
 
 
-class _Group:
-    """Modules of one class that have the same attributes. Plain ones are compared by value; others within a run by
-    identity, and from one run to the next by content.
-    """
-
-    def __init__(self, kind: str, names: Sequence[str], numbers: list[int], own: Sequence[dict[str, Any]]) -> None:
-        self.numbers, self.is_data = numbers, True
-        self._kind, self._own = kind, getter(numbers)
-        self._plain: dict[str, list[Any]] = {}
-        self._others: list[str] = []
-        mine, contents = self._own(own), []
-        for name in names:
-            column = [each[name] for each in mine]
-            kinds = set(map(type, column))
-            self.is_data = self.is_data and kinds <= _DATA
-            if kinds <= _FIXED or (kinds == {tuple} and _FIXED.issuperset(map(type, chain.from_iterable(column)))):
-                self._plain[name] = column
-            elif all(map(_is_plain, column)):  # copies of lists, which may change in place
-                self._plain[name] = [list(value) if type(value) is list else value for value in column]
-            else:
-                self._others.append(name)
-                contents.append(list(map(described, column)))
-        self.settings = (numbers, self._plain, self._others, contents)
-
-    def watch(self, read: frozenset[str], own: Sequence[dict[str, Any]]) -> None:
-        """read: the names of attributes that count."""
-        plain = [name for name in self._plain if name in read]
-        others = [name for name in self._others if name in read]
-        self._watched = (plain, others)
-        self._get, self._get_others = getter(plain), getter(others)
-        self._values = list(zip(*[self._plain[name] for name in plain], strict=True)) or [()] * len(self.numbers)
-        mine = self._own(own)
-        self._ids, self._objects = self._identities(mine), self._objects_in(mine)
-
-    def change(self, dictionaries: list[dict[str, Any]]) -> str:
-        """The first setting that is not as it was, with the class; empty if all are."""
-        own = self._own(dictionaries)
-        try:
-            values, ids = list(map(self._get, own)), self._identities(own)
-        except KeyError as error:
-            return f"{error.args[0]} of {self._kind}"
-        if values == self._values and ids == self._ids:
-            return ""
-        if values == self._values and self._objects_in(own) == self._objects:  # a method was bound anew
-            self._ids = ids
-            return ""
-        plain, others = self._watched
-        return f"{_differing(plain, values, self._values) or _differing(others, ids, self._ids)} of {self._kind}"
-
-    def _identities(self, own: Sequence[dict[str, Any]]) -> list[list[int]]:
-        return [] if self._get_others is _nothing else [list(map(id, values)) for values in map(self._get_others, own)]
-
-    def _objects_in(self, own: Sequence[dict[str, Any]]) -> list[Any]:
-        """Like `_identities`, but equal for a method that was bound to the same object again.
-
-        Core's LoraLoaderBypass does that at each change of hooks.
-        """
-        held = chain.from_iterable(map(self._get_others, own))
-        return [(id(each.__self__), id(each.__func__)) if type(each) is MethodType else id(each) for each in held]
-
-
-def getter(keys: Sequence[Any]) -> Getter:
-    """A function that gets the items of these keys as a tuple."""
-    if len(keys) == 1:  # itemgetter would return no tuple
-        return lambda container: (container[keys[0]],)
-    return itemgetter(*keys) if keys else _nothing
-
-
-def _nothing(_: Any) -> tuple[Any, ...]:
-    return ()
+def _columns(names: Sequence[str], own: Sequence[dict[str, Any]]) -> tuple[list[object], bool]:
+    """The attributes of modules that have the same: plain ones by value, others by content. And if all are data."""
+    columns, is_data = list[object](), True
+    for name in names:
+        column = [each[name] for each in own]
+        kinds = set(map(type, column))
+        is_data = is_data and kinds <= _DATA
+        is_fixed = kinds <= _FIXED or (kinds == {tuple} and _FIXED.issuperset(map(type, chain.from_iterable(column))))
+        columns.append((name, column if is_fixed else list(map(described, column))))
+    return columns, is_data
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -205,28 +204,32 @@ def _hooks_in(own: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
     return [(*after, *before) for after, before in hooks if after or before]
 
 
-def _is_fixed(value: object) -> bool:
-    """A value cannot change in place, and keeps nothing alive."""
-    if isinstance(value, type):
-        # A class defined in a function may keep that function's variables alive.
-        return "<locals>" not in value.__qualname__
-    if type(value) is tuple:
-        return _FIXED.issuperset(map(type, value)) or all(map(_is_fixed, value))
-    return type(value) in _FIXED or isinstance(value, enum.Enum)
+def _names_of(kinds: set[type]) -> tuple[Names, Names, Names]:
+    """The attributes that the code of these classes reads and does not assign itself, that it assigns, and whose
+    containers it writes into.
+    """
+    assigned, written = _writes(function for function in class_code(kinds) if function.__name__ != "__init__")
+    return frozenset(names_in(code_of(kinds)) - assigned), assigned, written
 
 
-def _is_plain(value: Any) -> bool:
-    return _is_fixed(value) or (type(value) is list and all(map(_is_fixed, value)))
+def _writes(functions: Iterable[FunctionType]) -> tuple[Names, Names]:
+    """The names of attributes that these functions assign, and of those that they write into."""
+    codes = {function.__code__ for function in functions}
+    into = names_written_into(each for code in codes for each in codes_in(code))
+    return Names().union(*map(attributes_assigned, codes)), Names(name[1:] for name in into if name[0] == ".")
 
 
-def _differing(names: Sequence[str], now: Sequence[Sequence[Any]], before: Sequence[Sequence[Any]]) -> str:
-    """The first of these names whose values, one list for each module, are not as they were."""
-    columns = zip(names, zip(*now, strict=True), zip(*before, strict=True), strict=True)
-    return next((name for name, new, old in columns if new != old), "")
+def _writes_of(kind: type) -> tuple[Names, Names]:
+    """What the code of an object's class does to the object after it was made."""
+    members = [item for base in kind.__mro__ for item in list(vars(base).items()) if item[0] != "__init__"]
+    return _writes(function for _, value in members for function in functions_in(value))
 
 
-def _names_of(kinds: set[type]) -> frozenset[str]:
-    """The attributes that the code of these classes reads, and does not assign itself."""
-    functions = [function for function in class_code(kinds) if function.__name__ != "__init__"]
-    assigned = [attributes_assigned(function.__code__) for function in functions]
-    return frozenset(names_in(code_of(kinds)).difference(*assigned))
+def _has_settings(value: Any) -> bool:
+    """An object of a class of a pack's or core's, whose attributes code of a model may read."""
+    is_native = package_of(type(value).__module__) in NATIVE
+    return (
+        not is_native
+        and hasattr(value, "__dict__")
+        and not isinstance(value, (torch.nn.Module, torch.Tensor, type, enum.Enum))
+    )

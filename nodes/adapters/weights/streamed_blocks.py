@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....compile_cache.regions.site import Input, RegionRunner, RegionSite, taken
+from ....compile_cache.regions.site import Input, LendingRunner, RegionRunner, RegionSite, taken
 from ....compile_cache.regions.slots import swapped
 from ....compile_cache.regions.structure import parts
 from ..comfyui import dynamic_vram
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .split_blocks import SplitBlocks
 
 
-def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
+def streamed(run: LendingRunner, weights: PagedWeights) -> RegionRunner:
     """`run`, with the weights of its site on the device meanwhile. If all weights are in place, it adds nothing;
     nor if paging is not supported, and then a block with paged weights runs eagerly.
 
@@ -69,7 +69,6 @@ def streamed(run: RegionRunner, weights: PagedWeights) -> RegionRunner:
             weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
         if times:
             return split().run(site, tensors, times)
-        with given(site, tensors[0]):
-            return run(site, *tensors)
+        return run(site, *tensors, lend=lambda: given(site, tensors[0]))
 
     return run_streamed

@@ -15,15 +15,15 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
-from ....compile_cache.foreign.reach import CodeReach
 from ....compile_cache.regions.gguf_weights import patches_of
 from ....compile_cache.regions.region_weights import weight_forms
 from ....compile_cache.regions.slots import Slot, all_parts, tensor_slots
+from ....compile_cache.regions.structure import unknown_setting
 from ....compile_cache.regions.weight_parts import PLAIN, WeightForm, form_of, is_plain, read_anew
 from ....compile_cache.stats import Counters
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
-from ..foreign.model_code import EXCHANGED, ModelCode
+from ..foreign.model_code import EXCHANGED, ModelCode, no_input
 from .module_snapshot import ModuleSnapshot
 from .paged_weights import Fill, PagedWeights
 from .stable_addresses import StableAddresses
@@ -60,11 +60,10 @@ class WeightsEpoch:
         self._addresses: list[Any] | None = None
         self._plain: list[Slot] = []
         self._composite: list[tuple[Slot, weakref.ref[torch.Tensor], WeightForm | None]] = []
-        self._snapshot: ModuleSnapshot | None = None  # of the last inspection
+        self._snapshot: ModuleSnapshot | None = None  # of the inspection that began the epoch
         self._code = ModelCode()
         self._trusted = trusted
         self._state: tuple[Any, ...] | None = None
-        self._watched: CodeReach | None = None  # what the code of compiled parts can reach
         self.epoch = 0
         self.blocker: BypassReason | None = None
         self.paged = PagedWeights(fill, unsupported, counters)
@@ -92,7 +91,7 @@ class WeightsEpoch:
         self.stable_addresses.keep(self._slots if self.paged.pages else ())
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
-        snapshot = self._snapshot = ModuleSnapshot(modules)
+        snapshot = ModuleSnapshot(modules)
         kinds, reach = self._code.read(modules)
         state = (
             self._addresses or [_address(tensor) for tensor in tensors],
@@ -103,17 +102,16 @@ class WeightsEpoch:
             snapshot.loading,
             reach,
         )
-        if state != self._state or self._watched is None:
-            self._state = state
+        if self._snapshot is None or state != self._state or self.change():
+            self._state, self._snapshot = state, snapshot
             self.epoch = next(_epochs)
-            self._watched = self._code.compiled(kinds)
+            snapshot.watch(modules, self._code.compiled(kinds))
             host = self._host if self.paged.pages else None
             self.blocker = (
                 self._why_left_to_core()
                 or _blocker(tensors, modules, snapshot.is_foreign, host)
                 or self._code.blocker(kinds, reach, self._trusted)
             )
-        snapshot.watch(modules, self._watched)
         return True
 
     def change(self) -> str:
@@ -213,6 +211,8 @@ def _blocker(
         return _PATCHED_INSIDE
     if foreign:
         return EXCHANGED
+    if unknown := unknown_setting(modules, ATTRIBUTES):
+        return no_input(unknown)
     for module in modules:
         if ATTRIBUTES.patches_weights(module):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")

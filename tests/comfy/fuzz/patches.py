@@ -19,6 +19,7 @@ INSIDE_BLOCKS = (
     "attn1_replace",
     "attn2_replace",
     "attention_override",
+    "masked_attention",
 )
 OUTSIDE_BLOCKS = (
     "input_block_patch",
@@ -31,7 +32,7 @@ OUTSIDE_BLOCKS = (
     "diffusion_model_wrapper",
 )
 REPLACED = ("replaced_forward",)
-SOME_STEPS = ("patched_for_some_steps",)
+SOME_STEPS = ("patched_for_some_steps", "changed_inside_for_some_steps")
 # The kinds of ResoluteTestGlobalState, which changes something for the whole process while its model samples, with the
 # bypasses that each causes. FLAGS are part of a region's key, so each of them compiles regions once; NVIDIA_FLAGS only
 # on CUDA, because nothing else reads them.
@@ -47,6 +48,14 @@ GLOBAL_STATES = {
     "exchanged method": frozenset({"replaced_forward"}),
     "assigned code": frozenset({"replaced_forward"}),
     "global hook": frozenset({"replaced_forward"}),
+}
+# The same without another object in the place of one. Which regions there are depends on the order of such nodes.
+INSIDE = {
+    "number of numpy": frozenset[str](),
+    "another number of numpy": frozenset[str](),
+    "number of a pack": frozenset[str](),
+    "class of a layer": frozenset({"replaced_forward", "observed_input", "foreign_model"}),
+    "other defaults": frozenset({"replaced_forward"}),
 }
 # Left out, because other tests cover them: the first affects all later prompts, the second never runs compiled.
 LEFT_OUT = ("changed_in_place", "exchanged_network")
@@ -175,6 +184,10 @@ PATCHES: dict[str, Patch] = {
     **{
         kind: Patch(node("ResoluteTestGlobalState", kind=kind), codes, runs_as_is=kind in ("global hook", "autocast"))
         for kind, codes in GLOBAL_STATES.items()
+    },
+    **{
+        kind: Patch(node("ResoluteTestGlobalState", kind=kind), codes, runs_as_is=True)
+        for kind, codes in INSIDE.items()
     },
 }
 # A bug of core's DynamicVRAM: each load puts the buffers of the last load back by their names, so a model_sampling that

@@ -112,6 +112,10 @@ from functools import wraps
 def attend(self, x):
     return x * 3
 
+class Scales:
+    def __call__(self, x):
+        return x * 3
+
 def wrapping(function):
     @wraps(function)
     def wrapper(*args):
@@ -157,6 +161,13 @@ def assigned(function: FunctionType, other: FunctionType) -> None:
     function.__code__ = other.__code__
 
 
+def by_type(function: Any, other: Any) -> Any:
+    """A function that chooses another one by the type of what it gets."""
+    made = functools.singledispatch(function)
+    made.register(int)(other)
+    return made
+
+
 FOREIGN_EXCHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a method": (lambda b: setattr(b.Block, "attend", b.foreign.attend), "Block.attend"),
     "a method with the name of the old one": (
@@ -191,6 +202,14 @@ FOREIGN_EXCHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
         lambda b: setattr(b, "helper", functools.partial(b.foreign.attend)),
         "helper",
     ),
+    "a function among those of a type": (
+        lambda b: setattr(b, "helper", by_type(b.helper, b.foreign.attend)),
+        "helper",
+    ),
+    "an object in a decorator of torch": (
+        lambda b: setattr(b.Block, "attend", torch.no_grad()(by_type(b.Block.attend, b.foreign.Scales()))),
+        "Block.attend",
+    ),
     "a function inside a cache": (
         lambda b: setattr(b, "table", functools.lru_cache(b.foreign.wrapping)),
         "table",
@@ -222,6 +241,8 @@ DATA_EXCHANGES: dict[str, Callable[[Any], None]] = {
     "a number of the module": lambda b: setattr(b, "SCALE", 3.0),
     "a list of the module": lambda b: setattr(b, "SIZES", [2]),
     "an item of a list": lambda b: b.SIZES.append(4),
+    "a function of its own among those of a type": lambda b: setattr(b, "helper", by_type(b.helper, b.in_table)),
+    "an object of its own in a closure": lambda b: setattr(b, "helper", by_type(b.helper, b.ACTOR)),
     "an attribute of the class": lambda b: setattr(b.Block, "gain", 1.0),
     "a list of the class": lambda b: b.Block.kinds.append("c"),
     "the defaults of a function": lambda b: setattr(b.helper, "__defaults__", (1,)),

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from ..odd_values import ODD
+
 
 @pytest.fixture(scope="module")
 def signature(adapter: Callable[[str], ModuleType]) -> ModuleType:
@@ -247,3 +249,27 @@ def test_a_model_class_that_names_no_argument_anywhere_has_no_names(argument_nam
             return args[0]
 
     assert argument_names(Unnamed(), Unnamed().forward) == []
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("place", [lambda value: value, lambda value: [{"a": (value,)}]], ids=["itself", "inside"])
+def test_whatever_a_call_gets_is_described_and_passed_on(description: Any, name: str, place: Any) -> None:
+    build = description.add("value", place(ODD[name]))
+    description.quick_key()
+    hash(description.signature())
+    made = build(description.tensors)
+    if place(ODD[name]) is not ODD[name]:
+        made = made[0]["a"][0]
+    plain = (list, dict, torch.Tensor)
+    assert made is ODD[name] or type(made) in plain
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_the_options_hold_only_a_capture_is_refused(
+    description: Any, adapter: Callable[[str], ModuleType], name: str
+) -> None:
+    known = adapter("comfyui.transformer_options")
+    for key in (*known.MEANINGS, "unknown"):
+        description.add_options({key: ODD[name]}, OF_CORE)
+    description.quick_key()
+    assert blocker(description)

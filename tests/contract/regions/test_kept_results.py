@@ -98,6 +98,29 @@ def test_a_write_between_two_blocks_of_a_call_is_seen(mode: Any, foresees: bool)
                 time.mul_(2)
 
 
+def test_a_write_in_a_later_step_than_the_first_is_seen_by_torchs_count_of_writes() -> None:
+    """One block's result is the input of the next, and the first step's happened to be the same."""
+    model = Model()
+    with torch.inference_mode():
+        for level, factor in ((0.9, 1), (1.8, 1), (0.9, 2)):
+            with torch.inference_mode(False), torch.no_grad():
+                time = rows(level)
+            for block in range(BLOCKS):
+                (found,) = model.kept.get(block, [time], functools.partial(model._compute, block))
+                assert torch.equal(found, model._value(block, time))
+                time.mul_(factor)
+
+
+def test_torch_counts_no_writes_to_tensors_that_were_made_in_inference_mode() -> None:
+    """So a write as in the test above cannot be seen there, without a wait for the GPU at each block."""
+    with torch.inference_mode():
+        time = rows(0.9)
+        assert time.is_inference()
+        with pytest.raises(RuntimeError, match="version"):
+            time._version  # noqa: B018
+        assert time.add(1).is_inference(), "nor to what a model computes from it"
+
+
 def test_values_that_compare_equal_and_have_other_bits_are_not_the_same() -> None:
     model = Model()
     for time in (rows(0.0), rows(-0.0), torch.zeros(1, 1 << 14), -torch.zeros(1, 1 << 14)):

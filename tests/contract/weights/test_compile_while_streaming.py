@@ -83,6 +83,12 @@ def streamed(adapter: Callable[[str], ModuleType], weights: Any) -> Callable[[An
     return lambda run: module.streamed(run, weights)
 
 
+@pytest.fixture
+def policy(adapter: Callable[[str], ModuleType]) -> Any:
+    """What core keeps on its modules beside settings."""
+    return adapter("comfyui.module_attributes").ATTRIBUTES
+
+
 def hooks_over(checkpoint: Checkpoint, streamed: Callable[[Any], Any]) -> Any:
     """A region for each block."""
 
@@ -98,7 +104,7 @@ def hooks_over(checkpoint: Checkpoint, streamed: Callable[[Any], Any]) -> Any:
 
 @pytest.mark.long
 def test_workers_compile_it(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any]
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any], policy: Any
 ) -> None:
     devices: list[str] = []
     real_trace = region.trace
@@ -108,7 +114,7 @@ def test_workers_compile_it(
         return real_trace(function, module, *given)
 
     monkeypatch.setattr(region, "trace", noting)
-    one = Rig(InductorBackend(), workers=2)
+    one = Rig(InductorBackend(), workers=2, attribute_policy=policy)
     bound = one.bind(checkpoint.model, hooks_over(checkpoint, streamed))
     try:
         with one.expect(region_compiles=5, verifications=5, region_calls=5, graph_calls=1, bypasses={}):
@@ -123,9 +129,9 @@ def test_workers_compile_it(
 
 
 def test_it_is_compiled_behind_the_picture(
-    checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any]
+    checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any], policy: Any
 ) -> None:
-    rig = Behind()
+    rig = Behind(attribute_policy=policy)
     bound = rig.bind(checkpoint.model, hooks_over(checkpoint, streamed))
 
     def call() -> None:
@@ -140,14 +146,14 @@ def test_it_is_compiled_behind_the_picture(
 
 
 def test_what_no_worker_can_get_is_compiled_by_the_call(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any]
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, weights: Any, streamed: Callable[[Any], Any], policy: Any
 ) -> None:
 
     def refuse(*given: Any) -> Any:
         raise NotImplementedError("it cannot be sent")
 
     monkeypatch.setattr(work, "job_of", refuse)
-    one = Rig(InductorBackend(), workers=2)
+    one = Rig(InductorBackend(), workers=2, attribute_policy=policy)
     bound = one.bind(checkpoint.model, hooks_over(checkpoint, streamed))
     try:
         with one.expect(region_compiles=5, verifications=5, region_calls=5, graph_calls=1):

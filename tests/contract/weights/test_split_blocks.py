@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,6 @@ from compile_cache.regions.site import RegionSite, SilentProgress
 from compile_cache.stats import Stats
 from compile_cache.store.artifact_store import ArtifactStore
 
-from ..rig import ATTRIBUTES
 from .conftest import CoreOperations
 from .fake_paging import HOST, Checkpoint, PagedLinear, compute
 
@@ -213,10 +212,14 @@ def test_an_error_while_loading_puts_everything_back(
 
 
 def test_a_split_block_compiles_one_region_which_serves_every_size_and_the_next_process(
-    streamed_blocks: ModuleType, weights: Any, checkpoint: Checkpoint, tmp_path: Path
+    streamed_blocks: ModuleType,
+    weights: Any,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    adapter: Callable[[str], ModuleType],
 ) -> None:
     reasons: list[BypassReason] = []
-    config = CacheConfig(attribute_policy=ATTRIBUTES)
+    config = CacheConfig(attribute_policy=adapter("comfyui.module_attributes").ATTRIBUTES)
     store = ArtifactStore(tmp_path, environment_of(torch.device("cpu"), "one"), 1 << 30)
     name = f"of test {next(_numbers)}"
 

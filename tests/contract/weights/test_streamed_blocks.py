@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,16 @@ def site_of(checkpoint: Checkpoint) -> RegionSite:
     return RegionSite("blocks.0", "PagedLinear", block, lambda module, x: module(x), (("n",),))
 
 
+def lent(run: Callable[[RegionSite, torch.Tensor], Any]) -> Callable[..., Any]:
+    """A region's code, which runs with the weights that it is lent, if it needs any."""
+
+    def run_lent(site: RegionSite, x: torch.Tensor, lend: Any = None) -> Any:
+        with lend() if lend is not None else contextlib.nullcontext():
+            return run(site, x)
+
+    return run_lent
+
+
 def test_a_block_has_its_weights_while_it_runs_and_its_parameters_after(
     streamed_blocks: ModuleType, checkpoint: Checkpoint, weights: Any
 ) -> None:
@@ -34,11 +45,20 @@ def test_a_block_has_its_weights_while_it_runs_and_its_parameters_after(
         return x
 
     site, before = site_of(checkpoint), dict(checkpoint.model.blocks[0].named_parameters())
-    streamed_blocks.streamed(run, weights)(site, X)
+    streamed_blocks.streamed(lent(run), weights)(site, X)
     expected = [checkpoint.value("blocks.0", slot, "a") for slot in ("weight", "bias")]
     assert all(torch.equal(*pair) for pair in zip(seen, expected, strict=True))
     assert dict(checkpoint.model.blocks[0].named_parameters()) == before
     assert not any(checkpoint.reservation.pins)
+
+
+def test_an_original_gets_its_weights_from_core_alone(
+    streamed_blocks: ModuleType, core: CoreOperations, checkpoint: Checkpoint, weights: Any
+) -> None:
+    """Loading them twice took the host longer than ComfyUI takes for a step."""
+    core.failure = AssertionError("nothing is to be loaded ahead")
+    run = streamed_blocks.streamed(lambda site, x, lend: x, weights)
+    assert run(site_of(checkpoint), X) is X
 
 
 def test_without_a_page_they_come_through_a_buffer(
@@ -46,7 +66,7 @@ def test_without_a_page_they_come_through_a_buffer(
 ) -> None:
     checkpoint.reservation.limit(0)
     values: list[float] = []
-    run = streamed_blocks.streamed(lambda site, x: values.append(float(site.module.weight[0, 0])), weights)
+    run = streamed_blocks.streamed(lent(lambda site, x: values.append(float(site.module.weight[0, 0]))), weights)
     run(site_of(checkpoint), X)
     assert values == [float(checkpoint.value("blocks.0", "weight", "a")[0, 0])]
     assert not any(checkpoint.reservation.pins)
@@ -63,7 +83,7 @@ def test_before_the_first_block_of_a_run_what_captures_work_in_goes(
     released: list[int] = []
     room = lambda: released.append(sum(map(bool, checkpoint.reservation.serials)))  # noqa: E731
     monkeypatch.setattr(adapter("weights.paged_weights"), "release_graph_memory", room)
-    run, asked = streamed_blocks.streamed(lambda site, x: x, weights), checkpoint.reservation.asked
+    run, asked = streamed_blocks.streamed(lent(lambda site, x: x), weights), checkpoint.reservation.asked
     for _ in range(3):
         run(site_of(checkpoint), X)
     assert released == [0]  # before its weights came
@@ -78,7 +98,7 @@ class TestResident:
 
     @pytest.fixture
     def run(self, streamed_blocks: ModuleType, checkpoint: Checkpoint, weights: Any) -> Callable[[], None]:
-        streamed = streamed_blocks.streamed(lambda site, x: site.module(x), weights)
+        streamed = streamed_blocks.streamed(lent(lambda site, x: site.module(x)), weights)
 
         def run() -> None:
             block = checkpoint.model.blocks[0]
@@ -138,7 +158,7 @@ def test_an_error_puts_everything_back(
 
     core.failure = InterruptedError("cancelled") if where == "in the load" else None
     with pytest.raises(InterruptedError):
-        streamed_blocks.streamed(run, weights)(site_of(checkpoint), X)
+        streamed_blocks.streamed(lent(run), weights)(site_of(checkpoint), X)
     block = checkpoint.model.blocks[0]
     assert all(each.device.type == HOST for each in block.parameters())
     assert "_prefetch" not in block.__dict__
@@ -151,7 +171,7 @@ def test_what_core_has_prefetched_is_left_to_core(
     block: Any = checkpoint.model.blocks[0]
     core.cast_modules_with_vbar([block], None, None, None, True)
     prefetched = block._prefetch
-    streamed_blocks.streamed(lambda site, x: x, weights)(site_of(checkpoint), X)
+    streamed_blocks.streamed(lent(lambda site, x: x), weights)(site_of(checkpoint), X)
     assert block._prefetch is prefetched
     assert any(checkpoint.reservation.pins)
 
@@ -162,7 +182,7 @@ def test_what_cannot_be_pinned_is_left_to_core(
     weights.unsupported = "comfy-aimdo is too old"
     core.failure = AssertionError("nothing is to be loaded")
     seen: list[Any] = []
-    run = streamed_blocks.streamed(lambda site, x: seen.append(site.module.weight), weights)
+    run = streamed_blocks.streamed(lent(lambda site, x: seen.append(site.module.weight)), weights)
     run(site_of(checkpoint), X)
     assert seen == [checkpoint.model.blocks[0].weight]
     assert seen[0].device.type == HOST
@@ -211,7 +231,7 @@ def test_with_all_weights_in_place_nothing_is_loaded(
     core.failure = AssertionError("nothing is to be loaded")
     assert weights.pin()
     with weights.in_place():
-        assert streamed_blocks.streamed(lambda site, x: x, weights)(site_of(checkpoint), X) is X
+        assert streamed_blocks.streamed(lent(lambda site, x: x), weights)(site_of(checkpoint), X) is X
     weights.unpin()
 
 
@@ -240,7 +260,7 @@ def test_whatever_happens_between_two_runs_a_block_has_its_weights(
         RegionSite(f"blocks.{number}", "PagedLinear", block, lambda module, x: module(x), (("n",),))
         for number, block in enumerate(blocks)
     ]
-    streamed = streamed_blocks.streamed(lambda site, x: site.module(x), weights)
+    streamed = streamed_blocks.streamed(lent(lambda site, x: site.module(x)), weights)
     for what, value in events:
         if what == "load":
             checkpoint.load(value)

@@ -65,7 +65,7 @@ FLOORS = [
     ("nodes",),
     ("nodes/onediff",),
     ("nodes/adapters/onediff",),
-    ("nodes/adapters/compile",),
+    ("nodes/adapters/compile", "nodes/adapters/formats"),
     ("nodes/adapters/warm_up",),
     ("nodes/adapters/deepcache",),
     ("nodes/adapters/forward",),

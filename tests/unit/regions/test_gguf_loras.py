@@ -115,13 +115,13 @@ def test_what_is_no_plain_lora_has_a_reason(wrong: Any, reason: str) -> None:
 
 
 def test_without_memory_beside_the_model_there_is_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_loras, "_has_room", lambda device, size: size < 4 * 16 * (6 + 32))
+    monkeypatch.setattr(gguf_loras, "has_room", lambda device, size: size < 4 * 16 * (6 + 32))
     assert "no memory" in pair_of(patched(patch(adapter(6, 32))))  # type: ignore[operator]
 
     def out_of_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(gguf_loras, "_has_room", lambda device, size: True)
+    monkeypatch.setattr(gguf_loras, "has_room", lambda device, size: True)
     monkeypatch.setattr(gguf_loras, "_zeros", out_of_memory)
     assert "no memory" in pair_of(patched(patch(adapter(6, 32))))  # type: ignore[operator]
 

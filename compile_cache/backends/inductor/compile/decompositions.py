@@ -11,6 +11,8 @@ from ....torch_facts.private_names import decomposition_table
 from . import frames, gelu, group_norm, quantizers, rotary
 from .kitchen import NAMESPACE
 
+POWER = torch.ops.aten.pow.Scalar
+
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table by operator, for this process: an operator of another package is in it once that was imported."""
@@ -20,9 +22,23 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         group_norm.OPERATOR: group_norm.by_format(known[group_norm.OPERATOR]),
         frames.CAT: frames.cat_by(known.get(frames.CAT, _as_it_is)),
         frames.PAD: frames.pad_by(known.get(frames.PAD, _as_it_is)),
+        POWER: _power_by(known.get(POWER, _as_it_is)),
         gelu.OPERATOR: gelu.by_approximation(known.get(gelu.OPERATOR, gelu.OPERATOR)),
         **of_kitchen(),
     }
+
+
+def _power_by(known: Callable[..., Any]) -> Callable[..., Any]:
+    """A number that follows sizes as the base, as in PiD's rotary tables: inductor takes every first argument of a
+    power for a tensor.
+    """
+
+    def power(base: Any, exponent: torch.Tensor) -> Any:
+        if isinstance(base, torch.SymFloat) and exponent.is_floating_point():
+            return exponent.new_full((), base) ** exponent  # type: ignore[arg-type]
+        return known(base, exponent)
+
+    return power
 
 
 def _as_it_is(*given: Any, **named: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 _INT32_LIMIT = 2**31 - 1
-_REACH = 2  # a comparison vouches for sizes from half to twice its own
+_MOST_CONFIRMED = 256  # combinations of sizes that are remembered for one code
 
 
 class Verdict(Enum):
@@ -50,39 +50,33 @@ class ShapeGuards:
 
 
 class ConfirmedSizes:
-    """Sizes at which code was compared and was right, although guards failed there.
+    """Sizes at which code was compared and was right, although guards failed there; the latest ones.
 
-    ranges: by the text of the guards that failed, for each dimension the least and the largest such size. Beyond such
-    a guard lies code that was not traced, so one size does not vouch for all.
+    Beyond such a guard lies code that was not traced, so a size says nothing of the next one.
     """
 
     def __init__(self) -> None:
-        self._ranges: dict[str, dict[str, tuple[int, int]]] = {}
+        self._known: dict[frozenset[tuple[str, int]], None] = {}
 
-    def add(self, failed: str, sizes: Mapping[str, int]) -> None:
-        """The code was right at `sizes`, by dimension name. failed: the guards, as `ShapeGuards.check` lists them."""
-        known = self._ranges.setdefault(failed, {})
-        for name, size in sizes.items():
-            low, high = known.get(name, (size, size))
-            known[name] = (min(low, size), max(high, size))
+    def add(self, sizes: Mapping[str, int]) -> None:
+        """The code was right at `sizes`, by dimension name."""
+        if len(self._known) >= _MOST_CONFIRMED:
+            del self._known[next(iter(self._known))]
+        self._known[frozenset(sizes.items())] = None
 
-    def cover(self, failed: str, sizes: Mapping[str, int]) -> bool:
-        """True if each size is at least half of the least and at most twice the largest that was compared."""
-        known = self._ranges.get(failed, {})
-        return known.keys() == sizes.keys() and all(
-            low <= sizes[name] * _REACH and sizes[name] <= high * _REACH for name, (low, high) in known.items()
-        )
+    def __contains__(self, sizes: Mapping[str, int]) -> bool:
+        return frozenset(sizes.items()) in self._known
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> list[dict[str, int]]:
         """As JSON data, which `from_plain` reads."""
-        return {failed: {name: list(pair) for name, pair in known.items()} for failed, known in self._ranges.items()}
+        return [dict(sorted(each)) for each in self._known]
 
     @staticmethod
-    def from_plain(data: Mapping[str, Any]) -> ConfirmedSizes:
+    def from_plain(data: Iterable[Any]) -> ConfirmedSizes:
         """Raises ValueError, TypeError or AttributeError for anything that `plain` did not make."""
         made = ConfirmedSizes()
-        for failed, known in data.items():
-            made._ranges[failed] = {name: (int(low), int(high)) for name, (low, high) in known.items()}
+        for each in data:
+            made.add({str(name): int(size) for name, size in each.items()})
         return made
 
 

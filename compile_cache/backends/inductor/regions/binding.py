@@ -16,9 +16,9 @@ from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
 from ....regions.gguf_loras import LoraInputs
 from ....regions.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
-from ....regions.site import Hook, Input, Progress, RegionSite, SilentProgress, taken
+from ....regions.site import Hook, Input, Lend, Progress, RegionSite, SilentProgress, taken
 from ....regions.slots import Slot
-from ....regions.structure import Memo, parts, structure_digest
+from ....regions.structure import Memo, parts, structure_digest, unknown_setting
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
 from ....torch_facts.flags import autocast_state
@@ -89,6 +89,7 @@ class RegionBinding:
         """
         for known in (self._sites, self._distinct, self._regions):
             known.clear()
+        self.misses.forget_sites()
         self._memo, self._reach_of = Memo(), {}
         hooks = list(hooks)
         self._expected = len({(hook.label[0], hook.structure) for hook in hooks if hook.label is not None})
@@ -104,6 +105,9 @@ class RegionBinding:
         structure = site.structure or structure_digest(site.module, self._memo, site.without, policy=self._policy)
         foreign = any(marks_in(module, is_hooked and module is site.module) for module in own)
         refused = _replaced(site.kind, foreign, reach)
+        if unknown := refused is None and (reach.unknown or unknown_setting(own, self._policy)):
+            text = f"{site.kind}: {unknown}; such blocks run eagerly"
+            refused = BypassReason(BypassCode.OBSERVED_INPUT, text)
         slots = weight_slots(site.module, site.without)
         loras = LoraInputs(site, slots)
         bound = self._sites[site] = _BoundSite(digest((structure, reach.digest)), slots, casting, refused, loras)
@@ -154,7 +158,7 @@ class RegionBinding:
         """Keys of the regions that calls came to."""
         return frozenset(region.key for region in list(self._regions.values()))
 
-    def run(self, site: RegionSite, *given: Input) -> Any:
+    def run(self, site: RegionSite, *given: Input, lend: Lend | None = None) -> Any:
         """The result of `site.function(site.module, *tensors)`, by compiled code where there is some.
 
         Raises what the original raises, whatever cancels, and InputsGoneError.
@@ -163,6 +167,16 @@ class RegionBinding:
         self.was_reached = True
         gone = [number for number, each in enumerate(given) if isinstance(each, list)]
         tensors = taken(given)
+        if lend is None:
+            return self._run(site, tensors, gone)
+        if refused := self._bound(site).refused:
+            return self._run_original(site, tensors, refused)
+        if self.misses.waits(site, tuple(tuple(tensor.shape) for tensor in tensors)):
+            return self._run_original(site, tensors, None)
+        with lend():
+            return self._run(site, tensors, gone)
+
+    def _run(self, site: RegionSite, tensors: list[torch.Tensor], gone: Sequence[int]) -> Any:
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
         site, tensors, refused = bound.loras.added_to(tensors)

@@ -9,7 +9,7 @@ from enum import Enum
 
 import torch
 
-from ....errors import BypassCode, BypassReason, CaptureError
+from ....errors import BypassCode, BypassReason, CaptureError, NotComparedError
 from ....regions.site import Progress, RegionSite, SilentProgress
 from ....stats import Stats
 from ....store.artifact_store import ArtifactStore
@@ -76,6 +76,7 @@ class MissPath:
         self._missing = Missing.LEAVE
         self.kept: Lacks = {}
         self.lacks: Lacks = {}
+        self._at_sites: dict[tuple[RegionSite, Shapes], tuple[tuple[str, Shapes], Lack]] = {}  # of earlier calls too
         self._to_compare = 0  # so many regions more in the current call
         # Of one call of the module. To find the store, all settings of the environment are read: milliseconds.
         self._stores: dict[torch.device, ArtifactStore | None] = {}
@@ -91,6 +92,24 @@ class MissPath:
     def repeat(self) -> None:
         """The call is made again, to record it: it compares, loads and compiles nothing."""
         self._missing = Missing.REPEAT
+
+    def forget_sites(self) -> None:
+        """The module changed."""
+        self._at_sites.clear()
+
+    def waits(self, site: RegionSite, shapes: Shapes) -> bool:
+        """The site's original runs without a look at its weights: its code is still being made, as in a call before."""
+        key, lack = self._at_sites.get((site, shapes), (None, None))
+        if key is None or lack is None or not self._leaves(lack.region):
+            return False
+        self.lacks[key] = lack
+        return True
+
+    def _leaves(self, region: Region) -> bool:
+        """The call runs the original: the region's code is being made, or the call has compared enough."""
+        if self._missing not in (Missing.LEAVE, Missing.LEAVE_ALL):
+            return False
+        return self._queue.awaits(region) or (bool(region.unverified) and self._to_compare <= 0)
 
     def resolve(
         self,
@@ -110,13 +129,15 @@ class MissPath:
             return known
         leaves = self._missing is not Missing.COMPILE
         lack = Lack(region, shapes, static_sizes(site.dims, shapes))
-        if leaves and (self._queue.awaits(region) or (region.unverified and self._to_compare <= 0)):
+        if self._leaves(region):
             return self._lacking(key, lack, site, inputs)
         call = self._call(region, site, weights, inputs)
         try:
             found = self._found(call) if leaves else self._compiled(call)
         except Exception as error:  # noqa: BLE001 (`why_failed` raises what has to be raised)
             found = why_failed(call, error)
+            if isinstance(error, NotComparedError):  # a capture of this call goes when the next run begins
+                self.lacks[key] = lack
         if isinstance(found, BypassReason) and shapes not in region.by_shapes:
             self._failed[key] = found
         return self._lacking(key, lack, site, inputs) if found is None or key in self.kept else found
@@ -126,6 +147,7 @@ class MissPath:
     ) -> CompiledRegion | BypassReason | None:
         """The call runs the original. What else the block runs is left too."""
         self.lacks[key] = lack
+        self._at_sites[site, lack.shapes] = key, lack
         self._foresee(site, inputs[0])
         return None
 

@@ -1,32 +1,44 @@
-"""Compare the results of compiled code with those of the original block, with a tolerance for rounding."""
+"""Compare the results of compiled code with those of the original block.
+
+First in the model's dtype. A difference that is not surely rounding is judged by a result in more precision: compiled
+code is right if it is about as near to that as the original is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ....errors import excerpt
-from ....regions.gguf_weights import LAYOUT as GGUF_LAYOUT
+from ....errors import NotComparedError, excerpt
+from ....regions.gguf_loras import has_room
+from ....regions.region_weights import given_as_inputs, weight_inputs, weight_slots
 from ....regions.site import RegionSite
+from ....regions.skeleton import skeleton_of
 from ....torch_facts.flags import uses_tf32
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import pytree
 from ..compile.compiled_region import CompiledRegion
 
-# Relative error between a region and its original that rounding explains, by dtype of the result.
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+logger = logging.getLogger(__name__)
+
+# Error, relative to what a block adds to its input, that is surely rounding, by the coarsest dtype that goes into it.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+_TF32_TOLERANCE = 5e-3  # float32 on NVIDIA: by default convolutions round their inputs to 10 bits
+_DOUBTFUL = 4  # so many times as much counts as rounding where there is no result in more precision
 # Rounding in front of a quantizer of few bits is amplified: two right results of 4 bits differ by up to 8e-2.
 _QUANTIZED_TOLERANCE = 2e-1
-_DECODED_TOLERANCE = _TOLERANCE[torch.float16]  # packs decode GGUF weights in float16, compiled code in float32
-_TF32_TOLERANCE = 5e-3  # float32 on NVIDIA: by default convolutions round their inputs to 10 bits
+_DECODED_TOLERANCE = 2e-2  # packs decode GGUF weights in float16, compiled code in float32
+_OF_ONE = 3  # one row or column may be off by so many times as much as the whole
+_AS_FAR = 6  # compiled code may be so many times as far from the precise result as the original
+# Rounding has no direction, so a factor that all of a result has may be off by less: by parts of the two bounds.
+_OF_TOLERANCE, _OF_STEPS = 1 / 3, 1 / 16
 
-# Where inputs cancel, only rounding noise is left, so allow an absolute tolerance, as a part of the norm of the inputs.
-# A normalisation of equal values divides that noise by the root of its epsilon (1e-6).
-_NOISE = 1000 * torch.finfo(torch.float32).eps
-
-_PART = 1 << 22  # elements that are compared at once
+_HELD = 32  # elements that a block may hold at once for each of its inputs'
+_PART = 1 << 21  # elements that are compared at once
+_FEW = "too few values are finite"
 
 
 def difference_from_original(
@@ -38,8 +50,8 @@ def difference_from_original(
 ) -> str | None:
     """Compare `compiled` with the original on these inputs. Returns the difference for people; None if they agree.
 
-    Raises what the original raises; `cancellations` and a lack of memory, which do not mean that the code is
-    wrong.
+    Raises what the original raises; `cancellations` and a lack of memory, which do not mean that the code is wrong;
+    NotComparedError where the results show nothing.
     """
     expected = pytree.tree_leaves(run_original(site, tensors))
     with torch.no_grad():
@@ -49,36 +61,17 @@ def difference_from_original(
             if is_out_of_memory(error) or isinstance(error, cancellations):
                 raise
             return f"it fails: {error}"
-    least = _least_tolerance(compiled.quantized)
-    return difference(actual, expected, tensors, least)
-
-
-def difference(
-    actual: Sequence[Any], expected: Sequence[Any], tensors: Sequence[torch.Tensor], least: float = 0.0
-) -> str | None:
-    """Compare results for the inputs `tensors`. Returns the difference for people; None if rounding explains it.
-
-    least: a relative error that is always allowed.
-    """
-    noise = max(float(_norm(tensor)) for tensor in tensors) * _NOISE
-    for a, b in zip(actual, expected, strict=True):
-        if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):  # a block may also return None
-            if a != b:
-                return f"{excerpt(a)} instead of {excerpt(b)}"
-            continue
-        if a.shape != b.shape:
-            return f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
-        scale, error_norm = _norm(b), _error(a, b)
-        if not bool(error_norm <= max(_tolerance(b), least) * scale + noise):
-            return f"error {float(error_norm):.3g} at norm {float(scale):.3g}"
-    return None
-
-
-def _least_tolerance(quantized: Collection[tuple[str, str]]) -> float:
-    """quantized: see `Trace.quantized`."""
-    if any(product for _, product in quantized):
-        return _QUANTIZED_TOLERANCE
-    return _DECODED_TOLERANCE if any(layout.startswith(GGUF_LAYOUT) for layout, _ in quantized) else 0.0
+    dtype = max((each.dtype for each in (*tensors, *weights)), key=lambda dtype: _TOLERANCE.get(dtype, 0.0))
+    tolerance = _tolerance(dtype, tensors[0].device)
+    why = difference(actual, expected, tensors, tolerance)
+    if why is not None:
+        precise = [] if compiled.quantized else _precise(site, tensors, dtype, cancellations)
+        least = _QUANTIZED_TOLERANCE if any(product for _, product in compiled.quantized) else _DECODED_TOLERANCE
+        doubtful = max(_DOUBTFUL * tolerance, least if compiled.quantized else 0.0)
+        why = difference(actual, expected, tensors, tolerance if precise else doubtful, precise)
+    if why == _FEW:
+        raise NotComparedError(f"{site.kind} cannot be compared yet: {_FEW}")
+    return why
 
 
 def other_values(actual: Sequence[Any], expected: Sequence[Any], tensors: Sequence[torch.Tensor]) -> str:
@@ -92,7 +85,8 @@ def other_values(actual: Sequence[Any], expected: Sequence[Any], tensors: Sequen
         for a, b in zip(actual, expected, strict=True)
     ):
         return ""
-    return (difference(actual, expected, tensors) or "") if tensors[0].is_cuda else "other bits"
+    tolerance = _tolerance(tensors[0].dtype, tensors[0].device)
+    return (difference(actual, expected, tensors, tolerance) or "") if tensors[0].is_cuda else "other bits"
 
 
 def run_original(site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
@@ -101,31 +95,146 @@ def run_original(site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
         return site.function(site.module, *[tensor.clone() for tensor in tensors])
 
 
-def _error(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """The norm of the difference where `expected` is finite: where the original overflows, compiled code may too."""
-    parts = []
-    for a, b in zip(_parts(actual), _parts(expected), strict=True):
-        finite = torch.isfinite(b)
-        parts.append((a[finite].float() - b[finite].float()).norm())
-    norm: torch.Tensor = torch.stack(parts).norm()
-    return norm
+def difference(
+    actual: Sequence[Any],
+    expected: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
+    tolerance: float,
+    precise: Sequence[Sequence[Any]] = (),
+) -> str | None:
+    """Compare results for the inputs `tensors`. Returns the difference for people; None if rounding explains it.
+
+    precise: see `_precise`. Where it is given, `expected` shows how far from it a right result is.
+    """
+    actual, expected, tensors, *precise = (_as_real(each) for each in (actual, expected, tensors, *precise))
+    for number, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):  # a block may also return None
+            if a != b:
+                return f"{excerpt(a)} instead of {excerpt(b)}"
+            continue
+        if a.shape != b.shape:
+            return f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
+        target, right = b, []
+        if precise:
+            result, shaken = (each[number] for each in precise)
+            right = [b, shaken]
+            target = torch.where(torch.isfinite(a) | torch.isfinite(b), result, b)  # neither: they have to agree
+        same = [each for each in tensors if each.shape == b.shape and each.device == b.device]
+        for base in (torch.zeros((), device=b.device).expand(b.shape), *same) if b.numel() else ():
+            why = _beside(base, a, target, right, tolerance)
+            if why == _FEW and any(torch.equal(b, each) and torch.equal(a, each) for each in same):
+                continue  # a mask that is handed through
+            if why is not None:
+                return why
+    return None
 
 
-def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """The L2 norm over the finite values."""
-    norm: torch.Tensor = torch.stack([part[torch.isfinite(part)].float().norm() for part in _parts(tensor)]).norm()
-    return norm
+def _as_real(results: Sequence[Any]) -> list[Any]:
+    is_complex = [isinstance(each, torch.Tensor) and each.is_complex() for each in results]
+    return [torch.view_as_real(each) if here else each for each, here in zip(results, is_complex, strict=True)]
+
+
+def _beside(
+    base: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor, right: Sequence[torch.Tensor], tolerance: float
+) -> str | None:
+    """Compare what a block adds to `base`. right: results that are as right as `expected`.
+
+    Bounds are relative to what is added, and to the result in steps of its dtype: as measured, a right result is off by
+    0.4 of them, a row by 0.6.
+    """
+    step = torch.finfo(actual.dtype).eps if actual.is_floating_point() else 0.0
+    step *= max(tolerance / _TOLERANCE.get(actual.dtype, tolerance), 1.0)
+    groups, tally = _norms(actual, expected, base)
+    others, agrees = [_norms(each, expected, base) for each in right], tally[0] == 0
+    all_groups = zip((_OF_ONE, _OF_ONE, 1), groups, *[each for each, _ in others], strict=True)
+    for spare, (error, added, result), *more in all_groups:
+        rounding = spare * (tolerance * added + step * result)
+        for own, _, _ in more:
+            rounding += _AS_FAR * (own - step * result).clamp(min=0)
+        agrees &= (error <= (rounding + rounding.median()) / 2).all()
+    factor = _OF_TOLERANCE * tolerance * added + _OF_STEPS * step * result
+    agrees &= tally[2].abs() <= (factor * added).sum() + _AS_FAR * sum(each[2].abs() for _, each in others)
+    is_right, finite, size, scale = torch.stack([agrees, tally[1], error[0], added[0]]).tolist()
+    if finite * 2 < actual.numel():
+        return _FEW
+    return None if is_right else f"error {size:.3g} at norm {scale:.3g}"
+
+
+def _norms(actual: torch.Tensor, expected: torch.Tensor, base: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The L2 norms of each row, of each column and of all, over the finite values: of the error, of what `expected`
+    adds to `base`, and of itself. Each is (3, number), in float64. Then three sums: how many values are not finite in
+    one alone, how many are finite in `expected`, and the error times what is added.
+
+    Near the largest value of its dtype a right result may overflow or not.
+    """
+    largest = torch.finfo(actual.dtype).max if actual.is_floating_point() else 0.0
+    dtype = torch.promote_types(torch.promote_types(actual.dtype, expected.dtype), torch.float32)
+    rows: list[torch.Tensor] = []
+    columns: list[torch.Tensor] = []
+    tally: list[torch.Tensor] = []
+    for parts in zip(*[_parts(each) for each in (actual, expected, base)], strict=True):
+        a, b, x = (each.reshape(each.shape or (1,)).to(dtype) for each in parts)
+        known, near = a.isfinite() & b.isfinite(), a.clamp(-largest, largest) - b.clamp(-largest, largest)
+        wrong = ~(known | (near.abs() <= largest / 16) | (a.isnan() & b.isnan()))
+        counts = [wrong.sum(), b.isfinite().sum()]
+        error, added = torch.where(known, a - b, 0.0), torch.where(known & x.isfinite(), b - x, 0.0)
+        b = torch.where(known, b, 0.0)
+        for found, dims in ((rows, (-1,)), (columns, tuple(range(b.ndim - 1)))):
+            norms = [
+                torch.linalg.vector_norm(each, dim=dims or None, dtype=torch.float64) for each in (error, added, b)
+            ]
+            found.append(torch.stack(norms).reshape(3, -1))
+        tally.append(torch.stack([*counts, (error.double() * added).sum()]))
+    every = torch.cat(rows, 1)
+    return [every, torch.cat(columns, 1), every.norm(dim=1, keepdim=True)], torch.stack(tally).sum(0)
 
 
 def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Views that are the whole tensor together. float32 copies of a decoder's largest tensor would take gigabytes."""
+    """Views that are the whole tensor together. float64 copies of a decoder's largest tensor would take gigabytes."""
     if tensor.numel() <= _PART:
         return [tensor]
     longest = max(range(tensor.ndim), key=lambda dim: tensor.shape[dim])
     return torch.split(tensor, max(_PART * tensor.shape[longest] // tensor.numel(), 1), longest)
 
 
-def _tolerance(result: torch.Tensor) -> float:
-    if result.is_cuda and result.dtype is torch.float32 and uses_tf32():
+def _precise(
+    site: RegionSite,
+    tensors: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    cancellations: tuple[type[BaseException], ...],
+) -> list[list[Any]]:
+    """The block's results in float32, or float64 if its coarsest dtype is float32; then those for inputs that are off
+    by a few steps of float32, which show how rounding grows where values cancel. Empty where the block's code takes no
+    such dtype, or memory is short. A copy of the module runs, because its code may keep tensors on it.
+    """
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64
+    weights = weight_inputs(weight_slots(site.module, site.without))
+    size = sum(each.numel() for each in weights) + _HELD * sum(each.numel() for each in tensors)
+    if not has_room(tensors[0].device, wide.itemsize * size):
+        return []
+
+    def given(each: torch.Tensor) -> torch.Tensor:
+        return each.to(wide, copy=True) if each.is_floating_point() else each.clone()
+
+    try:
+        generator = torch.Generator(tensors[0].device).manual_seed(0)  # the global one is the sampler's
+        results, module = [], skeleton_of(site.module)
+        with torch.no_grad(), given_as_inputs(module, site.without, [given(each) for each in weights]):
+            for step in (0.0, 4 * torch.finfo(torch.float32).eps):
+                inputs = [given(each) for each in tensors]
+                for each in inputs:
+                    if step and each.is_floating_point():
+                        each *= 1 + step * torch.randn(each.shape, generator=generator, device=each.device, dtype=wide)
+                results.append(pytree.tree_leaves(site.function(module, *inputs)))
+        return results
+    except Exception as error:
+        if isinstance(error, cancellations):
+            raise
+        logger.debug("Resolute: %s does not run in %s", site.kind, wide, exc_info=True)
+        return []
+
+
+def _tolerance(dtype: torch.dtype, device: torch.device) -> float:
+    if device.type == "cuda" and dtype is torch.float32 and uses_tf32():
         return _TF32_TOLERANCE
-    return _TOLERANCE.get(result.dtype, _TOLERANCE[torch.float32])
+    return _TOLERANCE.get(dtype, _TOLERANCE[torch.float32])

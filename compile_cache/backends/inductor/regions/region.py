@@ -250,8 +250,8 @@ def trace_of(
 def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
     """Decide if compiled code of the call's region may run at the call's sizes. New code is then stored, else dropped.
 
-    Raises torch's OutOfMemoryError where there is no memory to compare, and whatever cancels. The code then stays
-    unverified, and the next call compares it.
+    Raises torch's OutOfMemoryError where there is no memory to compare, NotComparedError where the call's values show
+    nothing, and whatever cancels. The code then stays unverified, and the next call compares it.
     """
     region = call.region
     unverified = region.unverified.get(compiled)
@@ -277,7 +277,7 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
     if verdict is Verdict.BROKEN:
         logger.info("Resolute: %s compiles again at %s, because its code needs %s", kind, sizes, failed)
         return False
-    if not verify and (verdict is Verdict.HOLDS or compiled.confirmed.cover(failed, sizes)):
+    if not verify and (verdict is Verdict.HOLDS or sizes in compiled.confirmed):
         return True
     call.stats.counters.verifications += 1
     difference = difference_from_original(compiled, call.site, call.weights, call.tensors, call.progress.cancellations)
@@ -285,5 +285,5 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
         logger.info("Resolute: the code of %s is wrong at %s (%s)", kind, sizes, difference)
         return False
     if verdict is not Verdict.HOLDS:
-        compiled.confirmed.add(failed, sizes)
+        compiled.confirmed.add(sizes)
     return True

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import threading
 
-from ....errors import BypassCode, BypassReason, first_line
+from ....errors import BypassCode, BypassReason, NotComparedError, first_line
 from ....stats import SHORT_WAIT
 from ....store.artifact_store import ArtifactStore
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
+from ..compile.shape_guards import Verdict
 from ..compile.tracing import Shapes
 from .region import Region, RegionCall, may_run
 
@@ -66,7 +67,7 @@ class RegionTable:
         """Find code for the call's sizes in memory or in the store. Returns the code, or the reason for which the
         original runs; None if the code has to be compiled.
 
-        Raises torch's OutOfMemoryError, and whatever cancels.
+        Raises torch's OutOfMemoryError, NotComparedError, and whatever cancels.
         """
         region, shapes = call.region, call.shapes
         with call.stats.stalling(), contextlib.ExitStack() as held:  # for all of it, comparisons too
@@ -110,6 +111,8 @@ def _load(call: RegionCall) -> bool:
 
 def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
     same = [compiled for compiled in call.region.compiled if compiled.static == call.static]
+    if len(same) > 1:  # what is proven for these sizes first: the other would be compared
+        same.sort(key=lambda compiled: compiled.guards.check(call.sizes)[0] is not Verdict.HOLDS)
     return next((compiled for compiled in same if may_run(call, compiled)), None)
 
 
@@ -130,5 +133,7 @@ def why_failed(call: RegionCall, error: Exception) -> BypassReason:
     if is_out_of_memory(error):
         detail = f"there is no memory to load {kind} and compare it with its original; it runs eagerly until then"
         return BypassReason(BypassCode.OUT_OF_MEMORY, detail)
+    if isinstance(error, NotComparedError):
+        return BypassReason(BypassCode.OBSERVED_INPUT, f"{error}; it runs eagerly until then")
     logger.debug("Resolute: %s runs eagerly", kind, exc_info=error)
     return BypassReason(BypassCode.COMPILE_FAILED, f"{kind}: {type(error).__name__}: {first_line(error)}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from .....compile_cache.foreign.content import described
 from .....compile_cache.regions.gguf_weights import without_class
 from .....compile_cache.regions.site import Dims
 from ..common import UnusableArgumentError
@@ -20,7 +21,16 @@ Layout = tuple[Any, ...]
 _TENSOR: Layout = ("tensor",)
 _NUMBER: Layout = ("number",)
 _PLAIN = (bool, float, str, torch.dtype, torch.device, torch.memory_format)
+_LARGEST = 2**62  # a size that torch can have
 _SLICE = ("start", "stop", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A plain value, equal to those that are described alike: 0.0 is not -0.0, and no code of its class is asked."""
+
+    text: str
+    value: Any = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,12 @@ def take_apart(given: Mapping[str, Any]) -> Arguments:
     names: list[str] = []
     layout: list[Any] = []
     for name, value in given.items():
-        layout.append((name, _layout(name, value, tensors, numbers)))
+        try:
+            layout.append((name, _layout(name, value, tensors, numbers)))
+        except UnusableArgumentError:
+            raise
+        except Exception as error:  # of the code of a class of anybody's
+            raise UnusableArgumentError(f"its argument '{name}' cannot be described") from error
         names += [name] * (len(tensors) - len(names))
     return Arguments(tuple(layout), tensors, numbers, names)
 
@@ -118,11 +133,15 @@ def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[in
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         tensors.append(value)
         return _TENSOR
-    if kind is int and value > 1:  # 0 and 1 are often switches, and no symbol may be either
+    if kind is int and 1 < value <= _LARGEST:  # 0 and 1 are often switches, and no symbol may be either
         numbers.append(value)
         return _NUMBER
-    if value is None or kind is int or isinstance(value, (*_PLAIN, enum.Enum)):
-        return ("value", kind, value)
+    if value is None or kind is int or issubclass(kind, (*_PLAIN, enum.Enum)):
+        unknown: list[str] = []
+        text = repr(described(value, unknown))
+        if unknown:
+            raise UnusableArgumentError(f"its argument '{name}' holds a {kind.__name__}")
+        return ("value", _Value(text, value))
     if kind in (tuple, list, torch.Size):
         parts = (_layout(f"{name}[{i}]", item, tensors, numbers) for i, item in enumerate(value))
         return ("items", kind, *parts)
@@ -141,7 +160,7 @@ def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[in
 def _leaves(layout: Any) -> Iterator[Any]:
     if layout in (_TENSOR, _NUMBER):
         yield layout
-    elif isinstance(layout, tuple) and (not layout or layout[0] != "value"):
+    elif isinstance(layout, tuple):
         for part in layout:
             yield from _leaves(part)
 
@@ -153,7 +172,7 @@ def _value(layout: Layout, tensors: Iterator[torch.Tensor], numbers: Iterator[to
         return next(numbers).shape[0]
     what, *parts = layout
     if what == "value":
-        return parts[1]
+        return parts[0].value
     if what == "dict":
         return {key: _value(part, tensors, numbers) for key, part in parts}
     kind, *items = parts

@@ -40,6 +40,13 @@ def look_up(options: Mapping[str, Any], path: Path) -> Seen:
 
     Attention is absent if it is torch's, and else the name of core's function.
     """
+    try:
+        return _looked_up(options, path)
+    except Exception:  # noqa: BLE001 (of the code of a class of anybody's)
+        return _OTHER
+
+
+def _looked_up(options: Mapping[str, Any], path: Path) -> Seen:
     name = path[0]
     if name == OVERRIDE:
         chosen = chosen_attention.attention_of(options)
@@ -53,8 +60,8 @@ def look_up(options: Mapping[str, Any], path: Path) -> Seen:
     if name not in options:
         return _ABSENT
     value = options[name]
-    if value is None or (name in _KEYED and type(value) in (bool, int, float, str)):
-        return ("value", value)
+    if value is None or (name in _KEYED and type(value) in (bool, int, str)):
+        return ("value", value, type(value))  # a block may tell 1 from True
     return _PRESENT if name in _PASSED_ON else _OTHER
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable
 from dataclasses import make_dataclass
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from ...odd_values import ODD, X
 
 
 @pytest.fixture
@@ -20,9 +23,6 @@ def arguments(adapter: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.fixture
 def options(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
     return adapter("blocks.transformers.options")
-
-
-X = torch.ones(2, 5, 16)
 
 
 class TestArguments:
@@ -49,6 +49,13 @@ class TestArguments:
         assert layout(mask=X) == layout(mask=X[:1])
         for one, other in [(1, True), (1, 1.0), (0, 1), (None, 0), ([24], [24, 37]), ((), []), (1, 2)]:
             assert layout(value=one) != layout(value=other)
+
+    @pytest.mark.parametrize("name", ["value", "items", "tensor", "number", "dict"])
+    def test_an_argument_may_have_any_name(self, arguments: ModuleType, name: str) -> None:
+        apart = arguments.take_apart({"x": X, name: X, "others": {name: [X, 5]}})
+        assert len(apart.tensors) == 3
+        again = arguments.put_together(apart.layout, apart.inputs())
+        assert (again[name] is X, again["others"][name][1]) == (True, 5)
 
     def test_a_slice_is_taken_apart_and_its_ends_are_numbers(self, arguments: ModuleType) -> None:
         apart = arguments.take_apart({"x": X, "text": slice(0, 7), "rest": [slice(7, None)]})
@@ -168,3 +175,43 @@ class TestOptions:
             assert "img_slice" not in given
 
         assert set(self.read(options, {}, block)) == {("img_slice",)}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("place", [lambda value: value, lambda value: [{"a": (value,)}]], ids=["itself", "inside"])
+def test_whatever_a_block_gets_is_taken_apart_or_refused(arguments: ModuleType, name: str, place: Any) -> None:
+    given = {"x": X, "value": place(ODD[name])}
+    try:
+        apart = arguments.take_apart(given)
+    except arguments.UnusableArgumentError as error:
+        assert "'value" in str(error)
+    else:
+        assert hash(apart.layout) == hash(arguments.take_apart(given).layout)
+        assert arguments.put_together(apart.layout, apart.inputs())["x"] is X
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_the_options_hold_a_block_is_told_or_refused(
+    options: ModuleType, adapter: Callable[[str], ModuleType], name: str
+) -> None:
+    known = adapter("comfyui.transformer_options")
+    for key in (*known.MEANINGS, "unknown"):
+        given, reads = {key: ODD[name]}, {}
+        for path in ((key,), (key, "attn1_patch")):
+            seen = reads[path] = options.look_up(given, path)
+            hash(seen)
+        assert options.fits(given, {path: seen for path, seen in reads.items() if seen[0] != "value"})
+        with contextlib.suppress(options.RefusedOptionError):
+            options.BlockOptions("Block", {}, given).get(key)
+    assert options.look_up({"unknown": ODD[name]}, ("unknown",)) == options._OTHER
+
+
+def test_a_block_may_tell_one_from_true(options: ModuleType) -> None:
+    seen = [options.look_up({"run_vx": value}, ("run_vx",)) for value in (1, True, 0, False)]
+    assert len(set(map(repr, seen))) == 4
+    assert not options.fits({"run_vx": 1}, {("run_vx",): seen[1]})
+
+
+def test_zeros_of_other_signs_are_other_layouts(arguments: ModuleType) -> None:
+    first, second = (arguments.take_apart({"x": X, "scale": zero}).layout for zero in (0.0, -0.0))
+    assert first != second

@@ -181,7 +181,7 @@ class TestArtifactsThatDoNotCarryOver:
         bound = cold.bind(seeded(BranchOnTokens))
         with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
             assert bound.error(tokens(16)) <= TOLERANCE
-        with cold.expect(region_compiles=1, verifications=3, region_calls=1, graph_calls=1):  # the old twice
+        with cold.expect(region_compiles=1, verifications=2, region_calls=1, graph_calls=1):  # the old once
             assert bound.error(tokens(4)) <= TOLERANCE
         with cold.expect(region_calls=2, graph_calls=2):
             assert bound.error(tokens(16)) <= TOLERANCE

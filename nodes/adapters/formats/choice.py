@@ -1,0 +1,90 @@
+"""The format that this device multiplies a weight fastest in: asked of the card, and measured once for each size."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ....compile_cache.attention.timing import seconds_of
+from ....compile_cache.choices.machine import machine_of
+from ....compile_cache.choices.tuner import Trial, Tuner
+from ..process import runtime
+from .quantized_weight import FORMATS, layout_of, quantized
+
+_LEAST_GAIN = 0.95  # of the seconds in the file's dtype, at most
+_ROWS = 4096  # tokens: those of a picture of 1024x1024
+_FILE = "as in the file"
+
+
+def meant_for(device: torch.device) -> str | None:
+    """The format that the card has products of; None if none is faster than 16 bits."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    management, capability = comfy.model_management, torch.cuda.get_device_capability(device)
+    for name, least in (("nvfp4", (10, 0)), ("fp8", (8, 9)), ("int8", (7, 5))):
+        supports = getattr(management, f"supports_{name}_compute", None)
+        if capability >= least and layout_of(name) is not None and (supports is None or supports(device)):
+            return name
+    return None
+
+
+def fastest(device: torch.device) -> Callable[[torch.Tensor], str | None]:
+    """The choice for weights on a device. What was measured is kept for this machine."""
+    name = meant_for(device)
+    if name is None:
+        return lambda weight: None
+    config = runtime.cache().config
+    folder = config.store_folder if config.remember else None
+    tuner = Tuner[str, Trial]("formats of weights", str, Trial, folder and folder / "formats", machine_of)
+
+    def choose(weight: torch.Tensor) -> str | None:
+        if any(size % FORMATS[name].columns for size in weight.shape):
+            return None
+        rows, columns = weight.shape
+        key = f"{name} {rows}x{columns} {weight.dtype}"
+        trial = tuner.get(str(device), key)
+        if trial is None:
+            trial = _measured(name, weight, device)
+            tuner.set(str(device), key, trial)
+        return name if trial.fastest(_LEAST_GAIN) == name else None
+
+    return choose
+
+
+def _measured(name: str, weight: torch.Tensor, device: torch.device) -> Trial:
+    """A product with the weight in the file's dtype and in the format, with what quantizes its input."""
+    quant_ops: Any = importlib.import_module("comfy.quant_ops")
+    there = weight.to(device)
+    entries, _ = quantized(name, there, device)
+    about = quant_ops.QUANT_ALGOS[FORMATS[name].name]
+    layout = about["comfy_tensor_layout"]
+    tensor = (
+        quant_ops.QuantizedTensor.from_float(there, layout)
+        if name != "int8"
+        else _of_int8(quant_ops, layout, entries, there)
+    )
+    given = torch.randn(_ROWS, weight.shape[1], device=device, dtype=weight.dtype)
+    quantizes = about.get("quantize_input", True)
+
+    def product() -> object:
+        x = quant_ops.QuantizedTensor.from_float(given, layout) if quantizes else given
+        return torch.nn.functional.linear(x, tensor)
+
+    trial = Trial().with_run(_FILE, seconds_of(lambda: torch.nn.functional.linear(given, there), device))
+    try:
+        return trial.with_run(name, seconds_of(product, device))
+    except RuntimeError as error:  # the product does not take these sizes
+        return Trial(trial.seconds, trial.runs, {name: str(error).partition("\n")[0]})
+
+
+def _of_int8(quant_ops: Any, layout: str, entries: dict[str, torch.Tensor], weight: torch.Tensor) -> Any:
+    kind = quant_ops.get_layout_class(layout)
+    rotated = weight.shape[1] % 256 == 0
+    params = kind.Params(
+        scale=entries["weight_scale"], orig_dtype=weight.dtype, orig_shape=tuple(weight.shape), convrot=rotated
+    )
+    return quant_ops.QuantizedTensor(entries["weight"], layout, params)

@@ -1,0 +1,185 @@
+"""Load a diffusion model in a faster format than its file has: core's loader builds and converts it, and each weight is
+quantized when its module takes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import comfy.model_management
+import comfy.ops
+import comfy.sd
+import comfy.utils
+import torch
+
+from ....compile_cache.errors import UserError
+from ....compile_cache.texts import Text
+from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
+from . import kept_files
+from .choice import fastest, meant_for
+from .quantized_weight import FORMATS, layout_of, quantized
+
+logger = logging.getLogger(__name__)
+
+AUTO, AS_IN_FILE = "auto", "as in the file"
+CHOICES = (AUTO, AS_IN_FILE, *FORMATS)
+# Words in the names of layers that stay as they are: small, or what follows the noise level, where each token has the
+# error of one weight. A router's choice is all or nothing.
+_STAYS = re.compile(r"[._](mod|modulation|adaln|norm\d*|emb|embed\w*|time\w*|router|gate\.)(?=[._]|$)", re.IGNORECASE)
+_IN_BLOCK = re.compile(r"\.\d+\.")  # a number in the name: a block that is repeated
+_MARKS = (".comfy_quant", ".scale_weight", ".weight_scale", "scaled_fp8")  # of a file that is quantized
+_OTHER_PARTS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
+
+
+@dataclass
+class Quantizer:
+    """Quantizes the weights that modules take. choose: the format of a weight of this dtype and these sizes; None: it
+    stays. made: how many in each format. stayed: how many that were meant to be, and stay. largest: error.
+    """
+
+    device: torch.device
+    choose: Callable[[torch.Tensor], str | None]
+    made: Counter[str] = field(default_factory=Counter)
+    stayed: int = 0
+    largest: float = 0.0
+
+    def __call__(self, entries: dict[str, Any], prefix: str) -> None:
+        """Replace the weight of the module with this prefix among the entries of a state dict.
+
+        Raises UserError where there is no memory for it.
+        """
+        weight = entries.get(f"{prefix}weight")
+        if weight is None or weight.ndim != 2 or not weight.is_floating_point() or weight.itemsize < 2:
+            return
+        if not _IN_BLOCK.search(f".{prefix}") or _STAYS.search(f".{prefix}"):
+            return
+        name = self.choose(weight)
+        columns = 0 if name is None else FORMATS[name].columns
+        if name is None or any(size % columns for size in weight.shape):
+            self.stayed += 1
+            return
+        try:
+            found, error = quantized(name, weight, self.device)
+        except Exception as failure:
+            if not is_out_of_memory(failure):
+                raise
+            what = f"{prefix.rstrip('.')} ({weight.nbytes >> 20} MiB)"
+            raise UserError(
+                f"There is no memory to quantize {what}. Free some, or choose 'as in the file'."
+            ) from failure
+        if not error <= FORMATS[name].bound:
+            self.stayed += 1
+            return
+        self.made[name] += 1
+        self.largest = max(self.largest, error)
+        entries.update({f"{prefix}{ending}": each for ending, each in found.items()})
+
+    @property
+    def text(self) -> Text:
+        """What was done, for the node."""
+        if not self.made:
+            return Text("as in the file: no weight is faster in another format here")
+        parts = [Text("{format} for {count} weights", format=name, count=count) for name, count in self.made.items()]
+        parts.append(Text("{count} left as in the file", count=self.stayed))
+        return Text(
+            "{parts} (largest error {error} percent)", parts=Text.joined(", ", parts), error=f"{100 * self.largest:.1f}"
+        )
+
+
+def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
+    """The model of a file in a format of `CHOICES`, and a text for the node. keep: write it beside the file too.
+
+    Raises UserError for a file that is no diffusion model alone, and where memory or disk is short.
+    """
+    if name == AS_IN_FILE:
+        return comfy.sd.load_diffusion_model(path), Text("as in the file")
+    state_dict, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
+    _require_diffusion_model(path, state_dict)
+    if _is_quantized(state_dict, metadata):
+        return comfy.sd.load_diffusion_model(path), Text("as in the file, which is quantized already")
+    device = comfy.model_management.get_torch_device()
+    if name == AUTO and meant_for(device) is None:
+        return comfy.sd.load_diffusion_model(path), Text("as in the file: no format is faster on this device")
+    if name != AUTO and (kept := kept_files.find(path, name)):
+        return comfy.sd.load_diffusion_model(kept), Text("{format}, from the file that was kept", format=name)
+    if name != AUTO and layout_of(name) is None:
+        raise UserError(f"This ComfyUI has no {name}. Update it, or choose 'as in the file'.")
+    patcher, quantizer = _quantized(path, name, state_dict, metadata)
+    if patcher is None:
+        raise UserError(f"ComfyUI does not know the model in {path}. Choose another file.")
+    logger.info("Resolute: %s", quantizer.text)
+    if keep and quantizer.made:
+        kept_files.write(path, name if name != AUTO else quantizer.made.most_common(1)[0][0], patcher)
+    return patcher, quantizer.text
+
+
+def _load_again(path: str, name: str, disable_dynamic: bool = False) -> Any:
+    """For core, which makes some copies of a model from its file."""
+    return _quantized(path, name, *comfy.utils.load_torch_file(path, return_metadata=True), disable_dynamic)[0]
+
+
+def _quantized(
+    path: str, name: str, state_dict: dict[str, Any], metadata: Any, disable_dynamic: bool = False
+) -> tuple[Any, Quantizer]:
+    """The model; None if core does not know it. What quantized it tells what was done."""
+    device = comfy.model_management.get_torch_device()
+    quantizer = Quantizer(device, fastest(device) if name == AUTO else lambda weight: name)
+    patcher = _loaded(state_dict, metadata, quantizer, disable_dynamic)
+    if patcher is not None:
+        patcher.cached_patcher_init = (_load_again, (path, name))
+    return patcher, quantizer
+
+
+def _require_diffusion_model(path: str, state_dict: dict[str, Any]) -> None:
+    if any(key.startswith(_OTHER_PARTS) for key in state_dict):
+        raise UserError(f"{path} has a CLIP or a VAE too. Load it with 'Load Checkpoint'.")
+
+
+def _is_quantized(state_dict: dict[str, Any], metadata: dict[str, str] | None) -> bool:
+    if "_quantization_metadata" in (metadata or {}) or any(key.endswith(_MARKS) for key in state_dict):
+        return True
+    return any(each.ndim == 2 and each.itemsize == 1 for each in state_dict.values())
+
+
+def _loaded(state_dict: dict[str, Any], metadata: Any, quantizer: Quantizer, disable_dynamic: bool) -> Any:
+    """By core's loader, which gives modules their weights in its own names: split, fused and renamed."""
+    asks = SimpleNamespace(quant_config={"mixed_ops": True})
+    operations = comfy.ops.pick_operations(None, torch.bfloat16, load_device=quantizer.device, model_config=asks)
+    options = {"custom_operations": operations}
+    with _quantizing(operations.Linear, quantizer):
+        return comfy.sd.load_diffusion_model_state_dict(
+            state_dict, model_options=options, metadata=metadata, disable_dynamic=disable_dynamic
+        )
+
+
+@contextmanager
+def _quantizing(kind: Any, quantizer: Quantizer) -> Iterator[None]:
+    """Inside, modules of core's class `kind`, made for this model alone, quantize what they load."""
+    made, loaded = kind.__init__, kind._load_from_state_dict
+
+    @functools.wraps(made)
+    def init(module: Any, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
+        made(module, *args, dtype=dtype, **kwargs)
+        if dtype is not None:  # core's class takes one dtype for all; the file's model computes in its own
+            module.factory_kwargs["dtype"] = dtype
+            if module.bias is not None:
+                module.bias = torch.nn.Parameter(module.bias.to(dtype), requires_grad=False)
+
+    @functools.wraps(loaded)
+    def load(module: Any, entries: dict[str, Any], prefix: str, *rest: Any) -> None:
+        quantizer(entries, prefix)
+        loaded(module, entries, prefix, *rest)
+
+    kind.__init__, kind._load_from_state_dict = init, load
+    try:
+        yield
+    finally:
+        kind.__init__, kind._load_from_state_dict = made, loaded

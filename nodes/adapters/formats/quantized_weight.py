@@ -1,0 +1,74 @@
+"""One weight in a format of ComfyUI's: the entries of a state dict that its modules read, made by its own layouts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_GROUP = 256  # columns that int8's rotation mixes
+
+
+@dataclass(frozen=True)
+class Format:
+    """name: of core's `QUANT_ALGOS`. columns: a weight has a multiple of so many, and of rows. bound: a weight whose
+    relative error is larger keeps its dtype, see docs/formats.md.
+    """
+
+    name: str
+    columns: int
+    bound: float
+
+
+# Numbers of a normal distribution have errors of 0.010 (int8, a scale for each row), 0.026 and 0.095; half more is
+# allowed: a weight with outliers has more.
+FORMATS = {
+    "int8": Format("int8_tensorwise", 16, 0.015),
+    "fp8": Format("float8_e4m3fn", 16, 0.039),
+    "nvfp4": Format("nvfp4", 16, 0.143),
+}
+_LAYOUTS = {
+    "int8": "TensorWiseINT8Layout",
+    "fp8": "TensorCoreFP8E4M3Layout",
+    "nvfp4": "TensorCoreNVFP4Layout",
+}
+_HOW: dict[str, dict[str, Any]] = {"int8": {"per_channel": True}, "fp8": {"scale": "recalculate"}, "nvfp4": {}}
+
+
+def layout_of(name: str) -> Any:
+    """ComfyUI's class for a format of `FORMATS`; None if this ComfyUI has none."""
+    return getattr(importlib.import_module("comfy.quant_ops"), _LAYOUTS[name], None)
+
+
+def quantized(name: str, weight: torch.Tensor, device: torch.device) -> tuple[dict[str, torch.Tensor], float]:
+    """The entries of a state dict for a weight in a format of `FORMATS`, by what follows "weight" in their names or the
+    name of the module, and the weight's relative error. They are on the weight's own device.
+
+    Raises what the layout raises, as for a lack of memory on `device`, where it is computed.
+    """
+    layout, there = layout_of(name), weight.to(device)
+    how, about = dict(_HOW[name]), {"format": FORMATS[name].name}
+    if name == "int8" and weight.shape[1] % _GROUP == 0:
+        how |= {"convrot": True, "convrot_groupsize": _GROUP}
+        about |= {"convrot": True, "convrot_groupsize": _GROUP}  # type: ignore[dict-item]
+    data, params = layout.quantize(there, **how)
+    whole = there.double() if device.type == "cpu" else there.float()
+    found = layout.dequantize(data, params)[: weight.shape[0], : weight.shape[1]].to(whole.dtype)
+    stored = {
+        f"weight{ending}": each.to(weight.device) for ending, each in layout.state_dict_tensors(data, params).items()
+    }
+    stored["comfy_quant"] = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
+    return stored, _error(found - whole, whole)
+
+
+def _error(difference: torch.Tensor, weight: torch.Tensor) -> float:
+    """Relative, of the whole weight or of half of its columns, whichever is larger: one column of outliers makes all
+    others wrong, and the whole hides that.
+    """
+    norms = [(each.norm(), each.norm(dim=0)) for each in (difference, weight)]
+    (part, parts), (whole, wholes) = norms
+    tiny = torch.finfo(torch.float32).tiny
+    return float(torch.maximum(part / whole.clamp_min(tiny), (parts / wholes.clamp_min(tiny)).median()))
