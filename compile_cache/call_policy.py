@@ -1,4 +1,4 @@
-"""What may be done with a call: run by compiled code, run a second time, captured. Plain data: no torch, no ComfyUI."""
+"""The policy of a call: by what it runs, and whether it may be repeated and captured. Plain data, without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import BypassCode, BypassReason
 
 
 class Runs(Enum):
-    """What answers a call: compiled code where there is some, originals and their captures, or the forward alone."""
+    """A call runs compiled code where there is some, or originals and their captures, or the forward alone."""
 
     CODE = "code"
     ORIGINALS = "originals"
@@ -18,7 +18,7 @@ class Runs(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """What may be done with a call. The adapter and then the cache narrow it by their checks; the first reason stays.
+    """The adapter and then the cache narrow it by their checks; the first reason stays.
 
     is_repeatable: a second run computes the same, so the call may be timed, compared and remembered. may_capture: a
     replay may answer it later. reason: why it is less than everything, if people should know.

@@ -18,7 +18,6 @@ from ..captures.attempts import NOT_RESIDENT
 from ..captures.captures import Reach, capture_key, free_bytes
 from ..captures.tiers import Tiers
 from ..choices.stopwatch import stopwatch_on
-from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
 from ..errors import BypassReason
 from ..keys import VAE_ROLES, CaptureKey, Tier
@@ -58,7 +57,6 @@ class GraphCache(CacheMemory):
 
     def __init__(self, config: CacheConfig | None = None, reach: Reach = free_bytes) -> None:
         super().__init__(config or CacheConfig.from_environment(), reach)
-        self.whole_calls = WholeCalls(self.stats, self._folder and self._folder / "calls", self.config.source)
         self._tiers = Tiers(self._captures, lambda key: self.whole_calls.reason(key, in_turn=False) is not None)
         self.after_capture: Callable[[], None] = lambda: None
 

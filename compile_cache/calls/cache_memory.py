@@ -7,6 +7,7 @@ from typing import Any
 
 from ..captures.attempts import CaptureAttempts
 from ..captures.captures import Captures, Entry, Reach
+from ..choices.whole_calls import WholeCalls
 from ..config import CacheConfig
 from ..keys import CaptureKey, Tier
 from ..stats import Stats
@@ -27,6 +28,7 @@ class CacheMemory:
         folder = self._folder = config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder and config.remember else None)
         self._attempts = CaptureAttempts(self._captures, self.stats, config, reach)
+        self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", config.source)
         self._lock = threading.RLock()
 
     def open_session(self, owner: int) -> None:
@@ -77,6 +79,7 @@ class CacheMemory:
             had = self.captures_of(owner)
             self._captures.forget(owner)
             self._attempts.forget(owner)
+            self.whole_calls.forget(owner)
             if had:
                 self._captures.released()
                 self._attempts.memory_was_freed()

@@ -24,7 +24,7 @@ def report(data: Mapping[str, Any]) -> Text:
 
 
 def _verdict(data: Mapping[str, Any]) -> Iterable[str]:
-    """What was measured in short: "Fast: 1.8 times stock at 3 sizes". Then what failed."""
+    """The measurements in short, "Fast: 1.8 times stock at 3 sizes", and the regions that failed."""
     ratios = [each["stock_seconds"] / each["seconds"] for each in data["measurements"]]
     fast = [each for each in ratios if each >= LEAST_GAIN]
     slow = [each["size"] for each, ratio in zip(data["measurements"], ratios, strict=True) if ratio <= 1 / LEAST_GAIN]

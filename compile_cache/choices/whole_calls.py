@@ -218,6 +218,10 @@ class WholeCalls:
         seconds = {} if trial is None else trial.seconds
         return (seconds[COMPILED], seconds[ORIGINAL]) if {COMPILED, ORIGINAL} <= seconds.keys() else None
 
+    def forget(self, owner: int) -> None:
+        """A module was garbage collected."""
+        self._latest.pop(owner, None)
+
     def measure_again(self) -> None:
         """Compare every call again, whatever this process or an earlier one found. From any thread, between calls.
 

@@ -157,7 +157,7 @@ class ModuleRunner:
         return replace(call, policy=call.policy.eager(BypassReason(BypassCode.OBSERVED_INPUT, detail)))
 
     def _policy(self, description: CallDescription) -> CallPolicy:
-        """What the process allows, then the arguments, then the weights."""
+        """Checks of the process come first, then those of the arguments and of the weights."""
         observed = _forward_bypass()
         return description.policy.once(self.weights.blocker) if observed is None else description.policy.eager(observed)
 

@@ -66,7 +66,7 @@ def test_a_node_forgets_what_it_said_of_another_workflow_also_where_nothing_is_c
     model, shown = Model(), list[str]()
     progress = compiled(model, model._forward).runner.progress
     texts = sys.modules[type(progress).__module__]
-    monkeypatch.setattr(texts, "show_on_node", lambda text, node_id: shown.append(text))
+    monkeypatch.setattr(texts, "show_on_node", lambda text, node_id, workflow: shown.append(text))
     progress.node_id, progress._doing = "8", "encoding"
     progress.show_result("64x64: ran uncompiled, 0.25 s")
     forward = compiled(model, model._forward)

@@ -459,3 +459,17 @@ def test_a_step_that_is_left_alone_has_its_weights_as_it_had_them_when_it_was_ti
     pins = weights.pins
     assert steps_of(rig, "compiled", 2, weights=weights) == ["original"] * 2
     assert weights.pins == pins + 2
+
+
+def test_the_seconds_of_the_latest_call_are_known_once_both_ways_were_timed() -> None:
+    rig = Rig(0.5, 1.0)
+    times_of, owner, numbers = rig.cache.whole_calls.times_of, rig.program.owner, 4 * 3 * 8 * 8
+    steps_of(rig, "original", ORIGINALS)
+    assert times_of(owner) is times_of(9) is None
+    steps_of(rig, "compiled", 2)
+    assert times_of(owner) == (0.5 * numbers, numbers)
+    rig.run((1, 4, 3, 9, 8))
+    assert times_of(owner) is None, "of another size"
+    steps_of(rig, "compiled", 1)
+    rig.cache.forget(owner)
+    assert times_of(owner) is None, "its module was garbage collected"
