@@ -12,7 +12,8 @@ from ..keys import Component, differing, digest
 #    content of the code that its block reaches, and no longer its names alone.
 # 5: a region's key has what the Python modules around its block hold; a setting counts by its content, a function too.
 # 6: an artifact is one file.
-# 7: an artifact names each of the sizes at which its code was confirmed, not their range.
+# 7: an artifact names the sizes at which its code was confirmed, not their range, and says whether its block branches
+#    on a size.
 FORMAT_VERSION = 7
 
 

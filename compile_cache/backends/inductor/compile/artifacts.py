@@ -58,6 +58,7 @@ def pack(key: str, label: str, compiled: CompiledRegion) -> Artifact:
     about = {
         "symbols": {name: [symbol.name, symbol.assumptions0] for name, symbol in symbols.items()},
         "assumptions": [_encode(expression) for expression in compiled.guards.expressions],
+        "branches": compiled.guards.branches,
         "static": [list(sizes) for sizes in compiled.static],
         "used_weights": list(compiled.used_weights),
         "quantized": [list(each) for each in compiled.quantized],
@@ -84,7 +85,7 @@ def unpack(artifact: Artifact) -> CompiledRegion:
     try:
         symbols = {name: sympy.Symbol(symbol, **given) for name, (symbol, given) in about["symbols"].items()}
         by_name = {symbol.name: symbol for symbol in symbols.values()}
-        guards = ShapeGuards([_decode(each, by_name) for each in about["assumptions"]], symbols)
+        guards = ShapeGuards([_decode(each, by_name) for each in about["assumptions"]], symbols, about["branches"])
         static = tuple(tuple(sizes) for sizes in about["static"])
         used_weights, confirmed = tuple(about["used_weights"]), ConfirmedSizes.from_plain(about["shown"])
         quantized = tuple((str(layout), str(product)) for layout, product in about["quantized"])

@@ -131,7 +131,7 @@ def _guards(trace: Trace, from_disk: bool) -> ShapeGuards:
     sizes larger than 1, so that becomes a guard too.
     """
     larger = [sympy.Gt(symbol, 1) for symbol in trace.symbols.values()] if from_disk else []
-    return ShapeGuards([*trace.guards, *larger], trace.symbols)
+    return ShapeGuards([*trace.guards, *larger], trace.symbols, trace.branches)
 
 
 @contextlib.contextmanager

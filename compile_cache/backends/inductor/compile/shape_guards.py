@@ -27,9 +27,14 @@ class ShapeGuards:
     multiple of a number) or a limit of 32-bit indexing, the code must not run. Other bounds ("batch > 1", "fewer than
     16") come from heuristics: the choice of a memory layout or of a convolution's algorithm. The code is probably right
     for sizes beyond such a bound, and a comparison with the original shows whether it is.
+
+    branches: whether the block's own code branched on a size. If not, only operators and inductor did.
     """
 
-    def __init__(self, expressions: Iterable[sympy.Basic], symbols: Mapping[str, sympy.Symbol]) -> None:
+    def __init__(
+        self, expressions: Iterable[sympy.Basic], symbols: Mapping[str, sympy.Symbol], branches: bool = True
+    ) -> None:
+        self.branches = branches
         self.symbols = dict(symbols)
         self.expressions = list(dict.fromkeys(expressions))
 
@@ -48,11 +53,22 @@ class ShapeGuards:
             failed.append(str(expression))
         return (Verdict.UNPROVEN if failed else Verdict.HOLDS), ", ".join(failed)
 
+    def vouched(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """What a comparison at `sizes`, which are UNPROVEN, vouches for: all sizes that have these.
+
+        Beyond a guard lies code that was not traced. In a block's own code it may do anything, so there a comparison
+        vouches for its sizes alone. An operator computes the same at each size, and chooses a layout by those that the
+        failed guards read.
+        """
+        values = {symbol: sympy.Integer(sizes[name]) for name, symbol in self.symbols.items()}
+        failed = [each for each in self.expressions if each.xreplace(values) != sympy.true]
+        read = set().union(*[each.free_symbols for each in failed])
+        return {name: sizes[name] for name, symbol in self.symbols.items() if self.branches or symbol in read}
+
 
 class ConfirmedSizes:
-    """Sizes at which code was compared and was right, although guards failed there; the latest ones.
-
-    Beyond such a guard lies code that was not traced, so a size says nothing of the next one.
+    """Sizes at which code was compared and was right, although guards failed there (`ShapeGuards.vouched`); the
+    latest ones.
     """
 
     def __init__(self) -> None:

@@ -53,6 +53,7 @@ class Trace:
     symbols: by name of a dimension.
     output_spec: the structure of the function's result, whose leaves the graph returns.
     oblivious: whether tracing ran under `size_one_is_general`. Lowering must run under the same setting.
+    branches: whether the block's own code branched on a size, see `ShapeGuards`.
     quantized: layouts of quantized weights, each with the operator that multiplies its numbers as they are stored, or
         an empty text where they are dequantized first.
     """
@@ -66,6 +67,7 @@ class Trace:
     symbols: dict[str, sympy.Symbol]
     output_spec: pytree.TreeSpec
     oblivious: bool
+    branches: bool = True
     quantized: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -146,7 +148,7 @@ def trace(
     a value that tracing does not have.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
-    shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+    shape_env = _AskedShapeEnv(specialize_zero_one=False, duck_shape=False)
     fake_mode = FakeTensorMode(shape_env=shape_env)
     sizes = {name: _positive_size(shape_env, name, hint) for name, hint in hints.items()}
     # Before tracing: an equality that it finds replaces one symbol by others.
@@ -160,7 +162,7 @@ def trace(
     has_maps = any(_is_map(names) for names in dims)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        with given_as_inputs(module, without, tensors[: len(weights)]), nearest.ByIndex(), _Between(between):
+        with given_as_inputs(module, without, tensors[: len(weights)]), nearest.ByIndex(), _InOperators(shape_env, between):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)
@@ -190,20 +192,48 @@ def trace(
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
     fakes = [fakes[index] for index in used] + fakes[len(weights) :]
     static = static_sizes(dims, [tensor.shape for tensor in inputs])
-    return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious, quantized)
+    return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious, shape_env.asked, quantized)
 
 
-class _Between(TorchFunctionMode):
-    def __init__(self, call: Callable[[], None] | None) -> None:
+class _AskedShapeEnv(ShapeEnv):  # type: ignore[misc]
+    """Notes whether the block's own code branched on a size. Operators do too, to choose a layout in memory.
+
+    torch asks here for each branch, also for one that a guard before it decides.
+    """
+
+    in_operator = True
+    asked = False
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked |= not self.in_operator
+        return super().evaluate_expr(*args, **kwargs)
+
+
+class _InOperators(TorchFunctionMode):
+    """Tells the ShapeEnv when an operator runs, and not the block's own code; `between` is called before each."""
+
+    def __init__(self, shape_env: _AskedShapeEnv, between: Callable[[], None] | None) -> None:
         super().__init__()
-        self._call = call
+        self._shape_env, self._between = shape_env, between
+
+    def __enter__(self) -> Any:
+        self._shape_env.in_operator = False
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._shape_env.in_operator = True
+        super().__exit__(*error)
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if self._call is not None:
-            self._call()
-        return function(*args, **(kwargs or {}))
+        if self._between is not None:
+            self._between()
+        self._shape_env.in_operator = True
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            self._shape_env.in_operator = False
 
 
 def _positive_size(shape_env: ShapeEnv, name: str, hint: int) -> Any:

@@ -85,7 +85,7 @@ def job_of(key: str, label: str, traced: Trace, settings: dict[str, Any]) -> Job
     options = () if PickleOptions is None else (PickleOptions(ops_filter=None),)
     output = pytree.treespec_dumps(traced.output_spec)
     parts = (traced.graph, list(traced.fakes), traced.symbols, traced.static, traced.used_weights, output)
-    content = GraphPickler.dumps((*parts, traced.quantized), *options)
+    content = GraphPickler.dumps((*parts, traced.branches, traced.quantized), *options)
     return Job(key, label, content, _packages_of(traced.graph), traced.oblivious, settings)
 
 
@@ -194,8 +194,8 @@ def _run(job: Job) -> Artifact:
         importlib.import_module(package)
     with size_one_is_general(job.oblivious):
         loaded: Any = GraphPickler.loads(job.trace, FakeTensorMode(shape_env=ShapeEnv()))
-    graph, fakes, symbols, static, used_weights, output, quantized = loaded
+    graph, fakes, symbols, static, used_weights, output, *more = loaded
     mode = fakes[-1].fake_mode  # torch made it anew, with the ShapeEnv of the trace and the guards that it has so far
     spec = pytree.treespec_loads(output)
-    traced = Trace(graph, fakes, static, used_weights, mode, mode.shape_env, symbols, spec, job.oblivious, quantized)
+    traced = Trace(graph, fakes, static, used_weights, mode, mode.shape_env, symbols, spec, job.oblivious, *more)
     return pack(job.key, job.label, compile_trace(traced, keep=True))

@@ -37,7 +37,7 @@ _AS_FAR = 6  # compiled code may be so many times as far from the precise result
 _OF_TOLERANCE, _OF_STEPS = 1 / 3, 1 / 16
 
 _HELD = 32  # elements that a block may hold at once for each of its inputs'
-_PART = 1 << 21  # elements that are compared at once
+_PART = 1 << 23  # elements that are compared at once: some 0.3 GB of float32 and float64
 _FEW = "too few values are finite"
 
 

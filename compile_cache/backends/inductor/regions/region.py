@@ -277,7 +277,7 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
     if verdict is Verdict.BROKEN:
         logger.info("Resolute: %s compiles again at %s, because its code needs %s", kind, sizes, failed)
         return False
-    if not verify and (verdict is Verdict.HOLDS or sizes in compiled.confirmed):
+    if not verify and (verdict is Verdict.HOLDS or compiled.guards.vouched(sizes) in compiled.confirmed):
         return True
     call.stats.counters.verifications += 1
     difference = difference_from_original(compiled, call.site, call.weights, call.tensors, call.progress.cancellations)
@@ -285,5 +285,5 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
         logger.info("Resolute: the code of %s is wrong at %s (%s)", kind, sizes, difference)
         return False
     if verdict is not Verdict.HOLDS:
-        compiled.confirmed.add(sizes)
+        compiled.confirmed.add(compiled.guards.vouched(sizes))
     return True

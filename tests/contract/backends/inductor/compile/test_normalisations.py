@@ -15,7 +15,7 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compile_cache.backends.inductor.compile import frames, gelu, group_norm, lowering, norms, whole_rows
-from compile_cache.backends.inductor.compile.decompositions import decompositions, of_kitchen
+from compile_cache.backends.inductor.compile.decompositions import POWER, decompositions, of_kitchen
 from compile_cache.backends.inductor.compile.group_norm import over_channels
 from compile_cache.backends.inductor.compile.tracing import Trace, trace
 from compile_cache.regions.site import Dims
@@ -121,7 +121,7 @@ def test_one_image_does_not_reach_another() -> None:
 def test_elsewhere_torch_has_its_own() -> None:
     table, own = decompositions(), select_decomp_table()
     changed = {op for op in table if table[op] is not own.get(op)}
-    assert changed == {OP, gelu.OPERATOR, frames.CAT, frames.PAD, *of_kitchen()}
+    assert changed == {OP, POWER, gelu.OPERATOR, frames.CAT, frames.PAD, *of_kitchen()}
     given = (features(2, 32, 3, 2), random(32), None, 2, 32, 6, 8, 1e-5)
     assert all(map(torch.equal, table[OP](*given), own[OP](*given)))
 

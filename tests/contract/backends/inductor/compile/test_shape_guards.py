@@ -48,6 +48,23 @@ def test_the_verdict_on_sizes(
     assert named in (None, text)
 
 
+@pytest.mark.parametrize(
+    ("guards", "sizes", "vouched"),
+    [
+        ([B > 1, N > 1], {"b": 1}, {"b": 1}),
+        ([B > 1, N < 16], {"b": 1, "n": 20}, {"b": 1, "n": 20}),
+        ([B > 1, B * H < 9], {}, {"b": 2, "h": 7}),
+    ],
+    ids=str,
+)
+def test_a_comparison_vouches_for_all_sizes_with_those_that_the_failed_guards_read(
+    guards: list[sympy.Basic], sizes: dict[str, int], vouched: dict[str, int]
+) -> None:
+    given = {"b": 2, "n": 5, "h": 7, **sizes}
+    assert ShapeGuards(guards, SYMBOLS, branches=False).vouched(given) == vouched
+    assert ShapeGuards(guards, SYMBOLS).vouched(given) == given, "the block's own code branches"
+
+
 class TestConfirmedSizes:
     @pytest.fixture
     def confirmed(self) -> ConfirmedSizes:

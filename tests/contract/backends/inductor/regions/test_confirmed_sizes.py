@@ -1,16 +1,18 @@
-"""Sizes beyond a guard: a comparison vouches for its own alone, also after a restart."""
+"""Sizes beyond a guard: for which of them a comparison vouches, also after a restart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from compile_cache.backends.inductor.backend import InductorBackend
+from compile_cache.backends.inductor.compile.tracing import FEATURE_MAP
 
-from ....rig import TOKENS, TOLERANCE, Rig, seeded, tokens
+from ....rig import TOKENS, TOLERANCE, Rig, random, seeded, tokens
 
 
 class RightAt513Tokens(nn.Module):
@@ -72,3 +74,37 @@ def test_a_restart_knows_at_which_sizes_kept_code_was_right(tmp_path: Path) -> N
     # For general sizes, which is wrong here too and does not count, then for these; the old code is wrong twice.
     with again.expect(region_compiles=1, verifications=4, region_calls=1, graph_calls=1):
         assert bound.error(tokens(5, batch=8)) <= TOLERANCE
+
+
+class Normed(nn.Module):
+    """torch's operators ask whether the batch is 1."""
+
+    dims = (FEATURE_MAP,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(4, 16), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(self.norm(x))
+
+
+class NormedAndWrongAlone(Normed):
+    """Its own code asks the same, after the operators: alone, a large map gets something added."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        return out + 1 if x.shape[0] == 1 and x.shape[2] > 8 else out
+
+
+@pytest.mark.parametrize(("kind", "compared"), [(Normed, 0), (NormedAndWrongAlone, 1)])
+def test_a_comparison_of_a_batch_of_one_vouches_for_other_maps_where_only_operators_ask(
+    cold: Rig, kind: type[nn.Module], compared: int
+) -> None:
+    bound = cold.bind(seeded(kind))
+    with cold.expect(region_compiles=1, verifications=1, region_calls=1, graph_calls=1):
+        assert bound.error(random(1, 16, 6, 6)) <= TOLERANCE
+    for size in (5, 7):
+        with cold.expect(verifications=compared, region_calls=1, graph_calls=1):
+            assert bound.error(random(1, 16, size, 6)) <= TOLERANCE
+    assert bound.error(random(1, 16, 12, 6)) <= TOLERANCE
