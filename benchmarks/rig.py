@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from scripts.setup import command
 OURS, STOCK = "resolute", "stock"
 STEPS = 20
 TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
+COMING = 120.0  # seconds that code may take to come behind a server's first prompts
 NO_GAIN = "is not captured, since that"  # of the pack's log: the GPU is busy all the time without a capture
 
 Size = tuple[int, int, int, str]  # width, height, batch, text
@@ -110,6 +112,23 @@ def rise(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     codes = {code: count - before["bypasses"].get(code, 0) for code, count in after["bypasses"].items()}
     risen = {name: after[name] - before[name] for name in after if name != "bypasses"}
     return {**risen, "bypasses": {code: count for code, count in codes.items() if count}}
+
+
+def until_compiled(client: Client, seconds: float) -> dict[str, Any]:
+    """Wait until no code is coming and no region was compiled for some seconds, at most `seconds`. Returns for how
+    long.
+    """
+    began = since = time.monotonic()
+    compiles = None
+    while (now := time.monotonic()) - began < seconds:
+        found = client.get("/resolute/cache")
+        coming = (found.get("coming") or {}).get("regions", 0)
+        if coming or found["counters"]["region_compiles"] != compiles:
+            compiles, since = found["counters"]["region_compiles"], now
+        elif now - since >= (2.0 if "coming" in found else 15.0):
+            break
+        time.sleep(0.5)
+    return {"waited_seconds": round(now - began, 1), "region_compiles": compiles}
 
 
 def latents(client: Client, history: History) -> Any:

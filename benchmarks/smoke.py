@@ -50,7 +50,6 @@ from .smoke_setup import import_bundle, make_models
 SECONDS = 280
 STILL = 4.0  # seconds in which memory has to stay the same: unloading waits for other things in between
 PAUSE = 5.0  # seconds between a server's start and its first prompt, as a browser needs; none with nothing on disk
-COMING = 120.0  # seconds that code may take to come behind the first server's prompts
 _START = 18.0  # seconds for a server's start and the pause, on a slow host
 
 
@@ -115,7 +114,7 @@ class Smoke:
                 for row in wanted:
                     self._measure(server, row, contender, name)
                 if name == "cold":
-                    self.result["servers"][name] |= self._until_compiled(server)
+                    self.result["servers"][name] |= rig.until_compiled(server.client, min(rig.COMING, self._left()))
             finally:
                 self.result["servers"][name] |= server.client.get("/resolute/events") if _answers(server) else {}
 
@@ -127,20 +126,6 @@ class Smoke:
             self._setup, self._folder / name, self._options.argument, models=self._models, cpu=self._options.cpu,
             environment={**caches, "RESOLUTE_STORE": store, "RESOLUTE_COMPILE": None},
         )  # fmt: skip
-
-    def _until_compiled(self, server: ComfyServer) -> dict[str, Any]:
-        """Wait until no code is coming and no region was compiled for some seconds. Returns for how long."""
-        began = since = time.monotonic()
-        compiles = None
-        while (now := time.monotonic()) - began < COMING and self._left() > 0:
-            found = server.client.get("/resolute/cache")
-            coming = (found.get("coming") or {}).get("regions", 0)
-            if coming or found["counters"]["region_compiles"] != compiles:
-                compiles, since = found["counters"]["region_compiles"], now
-            elif now - since >= (2.0 if "coming" in found else 15.0):
-                break
-            time.sleep(0.5)
-        return {"waited_seconds": round(now - began, 1), "region_compiles": compiles}
 
     # --- rows -------------------------------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ def test_what_cannot_fit_is_left_out_and_does_not_pass(machine: Machine, tmp_pat
     assert NOT_RUN in verdicts(result)
 
 
-@pytest.mark.parametrize(("left", "waited"), [(0, 15), (3, smoke.COMING)])
+@pytest.mark.parametrize(("left", "waited"), [(0, 15), (3, smoke.rig.COMING)])
 def test_the_first_server_ends_when_no_code_is_coming(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, waited: float
 ) -> None:
