@@ -4,8 +4,9 @@
                                  [--seconds 540] [--commit HASH] [--argument ...] [--cpu]
 
 A row is a contender: stock, Resolute, and Resolute with the node in each format, all of the same file, each in a
-server of its own with nothing on disk. `first_seconds`: of the first prompt, which loads. Then the row waits until no
-code is coming (`waited`, no part of a figure), and runs two prompts that settle, one of one step and three whole ones:
+server of its own with nothing on disk. `first_seconds`: of the first prompt, which loads. After a second one, since the
+first may end before the compiler is imported, the row waits until no code is coming (`waited`, no part of a figure).
+Then it runs a prompt that settles, one of one step and three whole ones:
 `step_ms` is (median - that of one step) / (steps - 1). GiB: `peak_gib` of the device, the server's `rss_gib`, and of
 that `unbacked_gib`, which no file backs. `errors`: of the whole prompts' latents to stock's; `psnr`: of their pictures,
 of SDXL only. `told`: what the node says. Stock comes first, since the others are compared with it.
@@ -131,7 +132,7 @@ class Formats:
             nodes = prompt(MODELS[self._model], self._made, contender, steps, 1 + number)
             history = client.run(nodes, left)
             seconds.append(execution_seconds(history))
-            if number == 0 and contender != STOCK:
+            if number == 1 and contender != STOCK:
                 row["waited"] = rig.until_compiled(client, min(rig.COMING, self._cells.seconds_left))
                 before = rig.counters(client)
             if number > 1 + SETTLE:

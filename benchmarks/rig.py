@@ -116,17 +116,16 @@ def rise(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
 
 def until_compiled(client: Client, seconds: float) -> dict[str, Any]:
     """Wait until no code is coming and no region was compiled for some seconds, at most `seconds`. Returns for how
-    long. A first prompt may end before the backend is loaded, so none seen at all means to wait longer.
+    long.
     """
     began = since = time.monotonic()
-    compiles, seen = None, False
+    compiles = None
     while (now := time.monotonic()) - began < seconds:
         found = client.get("/resolute/cache")
         coming = (found.get("coming") or {}).get("regions", 0)
-        seen |= bool(coming or found["counters"]["region_calls"])
         if coming or found["counters"]["region_compiles"] != compiles:
             compiles, since = found["counters"]["region_compiles"], now
-        elif now - since >= (2.0 if seen else 15.0):
+        elif now - since >= (2.0 if "coming" in found else 15.0):
             break
         time.sleep(0.5)
     return {"waited_seconds": round(now - began, 1), "region_compiles": compiles}
