@@ -4,7 +4,7 @@ import { api } from "../../scripts/api.js";
 import { addBadge } from "./badge.js";
 import { failure, Live } from "./live.js";
 import { Announcer } from "./announcer.js";
-import { addText, fillTexts, hearWords, showError, showResult } from "./node_text.js";
+import { addText, fillTexts, followPrompts, hearWords, showError, showResult } from "./node_text.js";
 import { nodesById } from "./graph.js";
 import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
@@ -114,6 +114,7 @@ app.registerExtension({
     listTemplates(api, t);
     addPanel();
     announcer = new Announcer(live, t);
+    followPrompts(app, api, t);
     live.addEventListener("message", ({ detail }) => hearWords(detail));
     live.addEventListener("message", ({ detail }) => reportSuccess(detail));
     api.addEventListener("execution_error", ({ detail }) => reportError(detail));

@@ -293,3 +293,7 @@ def test_the_report_has_each_fact_once() -> None:
         "size     what        backend    hits     MiB",
         "2x4x8x9  sampling    inductor      7     1.5",
     ]
+    assert report_rows.report({**data, "measurements": []}).splitlines()[:2] == [
+        "Speed not measured: press 'Measure against stock' in the panel",
+        "1 region could not be compiled: no",
+    ]
