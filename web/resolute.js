@@ -2,6 +2,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { addBadge } from "./badge.js";
+import { element } from "./dom.js";
 import { failure, Live } from "./live.js";
 import { Announcer } from "./announcer.js";
 import { addText, fillTexts, followPrompts, hearWords, showError, showResult } from "./node_text.js";
@@ -26,13 +27,6 @@ const categories = new Map(); // of our nodes by their class, those of OneDiff's
 
 const category = (name) => categories.get(name);
 const isOurs = (name) => categories.has(name);
-
-function loadStyle() {
-  const link = document.createElement("link");
-  link.rel = "stylesheet";
-  link.href = new URL("./style.css", import.meta.url).href;
-  document.head.append(link);
-}
 
 // ComfyUI's own message says only that the node threw an error, so put the sentence in its place, and on the node. Where
 // there is no such message (older front ends open a dialog), show one of ours.
@@ -110,7 +104,7 @@ app.registerExtension({
   name: "Resolute",
   settings: settings(fixed, setting, (name, value) => app.extensionManager.setting.set(name, value)),
   async setup() {
-    loadStyle();
+    document.head.append(element("link", { rel: "stylesheet", href: new URL("./style.css", import.meta.url).href }));
     listTemplates(api, t);
     addPanel();
     announcer = new Announcer(live, t);
