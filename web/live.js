@@ -56,8 +56,7 @@ export class Live extends EventTarget {
     this.timer = setTimeout(() => this.refresh(), PAUSE_MS);
   }
 
-  async refresh() {
-    const { heard } = this;
+  async refresh(heard = this.heard) {
     try {
       const [cache, runs] = await Promise.all([this.get("/resolute/cache"), this.get("/resolute/runs")]);
       Object.assign(this, { cache, runs: runs.runs, problem: "" });

@@ -32,8 +32,8 @@ const LINES = {
 
 const WIDTHS = { ResoluteWarmUp: 540 }; // of a table whose lines are longer
 
-// What other nodes say before their first text: nothing is queued, their prompt waits, it began.
-const WAITS = ["Press Run", "Queued.", "Starting."];
+// What other nodes say before their first text: nothing is queued, or their prompt is, and other nodes run first.
+const [IDLE, WAITING] = ["Press Run", "Waiting for its turn"];
 const BEFORE_A_RUN = {
   ResoluteReport: "The report appears here after a run.",
   ResoluteCompareImages: "The comparison appears here after a run.",
@@ -51,7 +51,7 @@ export function addText(node, category, translate) {
   element.tabIndex = lines > TWO_RESULTS ? 0 : -1;
   element.setAttribute("role", "group"); // no live region: the announcer speaks
   element.setAttribute("aria-label", node.title);
-  element.textContent = translate(BEFORE_A_RUN[node.comfyClass] ?? WAITS[0]);
+  element.textContent = translate(BEFORE_A_RUN[node.comfyClass] ?? IDLE);
   element.addEventListener("wheel", (event) => scroll(element, event), { passive: false });
   const height = lines * LINE + PADDING;
   // A node that a workflow of OneDiff's brings keeps its saved size: its text is there only where there is room.
@@ -68,7 +68,7 @@ export function addText(node, category, translate) {
     serialize: false,
   });
   widget.serialize = false;
-  widget.afterQueued = () => wait(element, [0], 1, translate); // of the workflow that was queued only
+  widget.afterQueued = () => exchange(element, IDLE, WAITING, translate); // of the workflow that was queued only
   if (!least) {
     node.setSize([node.size[0], node.size[1] + height + 2 * MARGIN]);
     keepSavedWidth(node);
@@ -76,15 +76,13 @@ export function addText(node, category, translate) {
   if (lines > TWO_RESULTS) node.size[0] = Math.max(node.size[0], WIDTHS[node.comfyClass] ?? 420);
 }
 
-// Nodes that wait follow their prompt. It may end without a text of theirs, cancelled or failed before them.
-export function followPrompts(app, api, t) {
-  const all = (from, to) => [...nodesById(app.graph)].forEach(([, node]) => wait(textOf(node), from, to, t));
-  api.addEventListener("execution_start", () => all([1], 2));
-  api.addEventListener("status", ({ detail }) => detail?.exec_info?.queue_remaining === 0 && all([1, 2], 0));
+// Nothing is queued any more: a prompt may end before these nodes have a text, cancelled or failed.
+export function endWaiting(app, t) {
+  for (const [, node] of nodesById(app.graph)) exchange(textOf(node), WAITING, IDLE, t);
 }
 
-function wait(element, from, to, t) {
-  if (from.some((index) => element?.textContent === t(WAITS[index]))) show(element, t(WAITS[to]));
+function exchange(element, from, to, t) {
+  if (element?.textContent === t(from)) show(element, t(to));
 }
 
 const textOf = (node) => node.widgets?.find((widget) => widget.name === NAME)?.element;

@@ -5,7 +5,7 @@ import { addBadge } from "./badge.js";
 import { element } from "./dom.js";
 import { failure, Live } from "./live.js";
 import { Announcer } from "./announcer.js";
-import { addText, fillTexts, followPrompts, hearWords, showError, showResult } from "./node_text.js";
+import { addText, endWaiting, fillTexts, hearWords, showError, showResult } from "./node_text.js";
 import { nodesById } from "./graph.js";
 import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
@@ -55,9 +55,13 @@ async function reportError(error) {
   else toast?.error?.(`${title}: ${sentence}`);
 }
 
-// Once, when a run was the first that ran compiled code.
+// Once, when a run was the first that ran compiled code; after the next one if that was cancelled.
+let isDue = false;
 function reportSuccess({ kind, run }) {
-  if (kind !== "run" || !run.came || run.role !== "unet") return;
+  if (kind !== "run" || run.role !== "unet") return;
+  isDue ||= run.came;
+  if (!isDue || run.stopped) return;
+  isDue = false;
   const detail = `${sizeText(run.size, t)}: ${say(run.lines[0], run.words.lines[0], t)}`;
   app.extensionManager.toast?.add?.({ severity: "success", summary: "Resolute", detail, life: 10_000 });
 }
@@ -108,9 +112,8 @@ app.registerExtension({
     listTemplates(api, t);
     addPanel();
     announcer = new Announcer(live, t);
-    followPrompts(app, api, t);
-    live.addEventListener("message", ({ detail }) => hearWords(detail));
-    live.addEventListener("message", ({ detail }) => reportSuccess(detail));
+    live.addEventListener("message", ({ detail }) => (hearWords(detail), reportSuccess(detail)));
+    api.addEventListener("status", ({ detail }) => detail?.exec_info?.queue_remaining === 0 && endWaiting(app, t));
     api.addEventListener("execution_error", ({ detail }) => reportError(detail));
     await live.refresh();
   },

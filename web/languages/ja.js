@@ -15,7 +15,7 @@ export default {
   "Resolute is already in this workflow.": "このワークフローにはもう Resolute があります。",
   "Slower than stock: {sizes}": "標準より遅い：{sizes}",
   "Speed not measured: press 'Measure against stock' in the panel": "速度は未測定です。パネルの「標準と比較して測定」を押してください",
-  "Starting.": "開始しています。",
+  "Waiting for its turn": "順番を待っています",
   "Try again": "もう一度試す",
   "What could not be compiled is compiled again.": "コンパイルできなかった部分をもう一度コンパイルします。",
   "not in this workflow": "このワークフローにはありません",

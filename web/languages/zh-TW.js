@@ -15,7 +15,7 @@ export default {
   "Resolute is already in this workflow.": "此工作流程中已有 Resolute。",
   "Slower than stock: {sizes}": "比原版慢：{sizes}",
   "Speed not measured: press 'Measure against stock' in the panel": "速度尚未測量：請在面板中點選「與原版對比測量」",
-  "Starting.": "正在啟動。",
+  "Waiting for its turn": "等待執行",
   "Try again": "重試",
   "What could not be compiled is compiled again.": "重新編譯未能編譯的部分。",
   "not in this workflow": "不在此工作流程中",

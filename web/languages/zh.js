@@ -15,7 +15,7 @@ export default {
   "Resolute is already in this workflow.": "此工作流中已有 Resolute。",
   "Slower than stock: {sizes}": "比原版慢：{sizes}",
   "Speed not measured: press 'Measure against stock' in the panel": "速度尚未测量：请在面板中点击“与原版对比测量”",
-  "Starting.": "正在启动。",
+  "Waiting for its turn": "等待执行",
   "Try again": "重试",
   "What could not be compiled is compiled again.": "重新编译未能编译的部分。",
   "not in this workflow": "不在此工作流中",
