@@ -27,7 +27,7 @@ def _verdict(data: Mapping[str, Any]) -> Iterable[str]:
     """The measurements in short, "Fast: 1.8 times stock at 3 sizes", and the regions that failed."""
     ratios = [(each["stock_seconds"] / each["seconds"], each["size"]) for each in data["measurements"]]
     fast = [ratio for ratio, _ in ratios if ratio >= LEAST_GAIN]
-    if not ratios:
+    if not ratios and not data["failed"]["regions"]:
         yield Text("Speed not measured: press 'Measure against stock' in the panel")
     if fast:
         yield Text("Fast: {times} times stock at {count} sizes", times=f"{median(fast):.1f}", count=len(fast))

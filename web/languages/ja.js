@@ -123,7 +123,7 @@ export default {
   "and {count} more": "ほか {count} 件",
   "ready": "準備済み",
   "on disk": "ディスク上",
-  "to compile": "未コンパイル",
+  "not compiled": "未コンパイル",
   "replay": "リプレイ",
   "compiled regions": "コンパイル済みリージョン",
   "ComfyUI's own blocks, compiling": "ComfyUI のブロック、コンパイル中",

@@ -123,7 +123,7 @@ export default {
   "and {count} more": "另有 {count} 個",
   "ready": "就緒",
   "on disk": "在磁碟上",
-  "to compile": "待編譯",
+  "not compiled": "未編譯",
   "replay": "重播",
   "compiled regions": "編譯的區域",
   "ComfyUI's own blocks, compiling": "ComfyUI 自身的區塊，編譯中",

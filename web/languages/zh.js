@@ -123,7 +123,7 @@ export default {
   "and {count} more": "另有 {count} 个",
   "ready": "就绪",
   "on disk": "在磁盘上",
-  "to compile": "待编译",
+  "not compiled": "未编译",
   "replay": "重放",
   "compiled regions": "编译的区域",
   "ComfyUI's own blocks, compiling": "ComfyUI 自身的块，编译中",
