@@ -359,7 +359,7 @@ export default {
   "## Text to image, compiled": "## テキストから画像、コンパイル済み",
   "1. Choose your checkpoint: SD1.5, SD2, SDXL or SD3. With their own loaders: Flux, Qwen-Image, Z-Image, Wan, LTX and more.": "1. チェックポイント（SD1.5、SD2、SDXL、SD3）を選びます。Flux、Qwen-Image、Z-Image、Wan、LTX などはそれぞれのローダーを使います。",
   "3. Change **preset** in **Resolution** and run again: nothing compiles, at any size.": "3. **解像度**の**プリセット**を変えて再実行しても、どのサイズでもコンパイルは不要です。",
-  "Compiled": "コンパイル",
+  "Compiled": "コンパイル済み",
   "Edges of a picture": "画像のエッジ",
   "Result": "結果",
   "Results": "結果",

@@ -359,7 +359,7 @@ export default {
   "## Text to image, compiled": "## 文生圖，編譯",
   "1. Choose your checkpoint: SD1.5, SD2, SDXL or SD3. With their own loaders: Flux, Qwen-Image, Z-Image, Wan, LTX and more.": "1. 選擇檢查點：SD1.5、SD2、SDXL 或 SD3。Flux、Qwen-Image、Z-Image、Wan、LTX 等使用各自的載入器。",
   "3. Change **preset** in **Resolution** and run again: nothing compiles, at any size.": "3. 更改**解析度**中的**預設**再執行：任何尺寸都無需編譯。",
-  "Compiled": "編譯",
+  "Compiled": "已編譯",
   "Edges of a picture": "圖片的邊緣",
   "Result": "結果",
   "Results": "結果",

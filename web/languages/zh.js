@@ -359,7 +359,7 @@ export default {
   "## Text to image, compiled": "## 文生图，编译",
   "1. Choose your checkpoint: SD1.5, SD2, SDXL or SD3. With their own loaders: Flux, Qwen-Image, Z-Image, Wan, LTX and more.": "1. 选择检查点：SD1.5、SD2、SDXL 或 SD3。Flux、Qwen-Image、Z-Image、Wan、LTX 等使用各自的加载器。",
   "3. Change **preset** in **Resolution** and run again: nothing compiles, at any size.": "3. 更改**分辨率**中的**预设**再运行：任何尺寸都无需编译。",
-  "Compiled": "编译",
+  "Compiled": "已编译",
   "Edges of a picture": "图像的边缘",
   "Result": "结果",
   "Results": "结果",
