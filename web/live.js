@@ -38,6 +38,7 @@ export class Live extends EventTarget {
   receive(message) {
     this.dispatchEvent(new CustomEvent("message", { detail: message }));
     if (message.kind === "text") return;
+    this.heard = (this.heard ?? 0) + 1;
     if (message.kind === "working") {
       this.working = message;
       this.changed();
@@ -55,11 +56,12 @@ export class Live extends EventTarget {
     this.timer = setTimeout(() => this.refresh(), PAUSE_MS);
   }
 
-  async refresh() {
+  async refresh(heard = this.heard) {
     try {
       const [cache, runs] = await Promise.all([this.get("/resolute/cache"), this.get("/resolute/runs")]);
-      const { working, coming } = cache; // a page that is loaded anew has heard no message of them
-      Object.assign(this, { cache, runs: runs.runs, problem: "", working, coming: coming.left ? coming : null });
+      Object.assign(this, { cache, runs: runs.runs, problem: "" });
+      const { working, coming } = cache; // a page that is loaded anew has heard no message of them; one of meanwhile is newer
+      if (heard === this.heard) Object.assign(this, { working, coming: coming.left ? coming : null });
     } catch (error) {
       this.problem = error.message;
     }

@@ -32,6 +32,8 @@ const LINES = {
 
 const WIDTHS = { ResoluteWarmUp: 540 }; // of a table whose lines are longer
 
+// What other nodes say before their first text: nothing is queued, or their prompt is, and other nodes run first.
+const [IDLE, WAITING] = ["Press Run", "Waiting for its turn"];
 const BEFORE_A_RUN = {
   ResoluteReport: "The report appears here after a run.",
   ResoluteCompareImages: "The comparison appears here after a run.",
@@ -49,7 +51,7 @@ export function addText(node, category, translate) {
   element.tabIndex = lines > TWO_RESULTS ? 0 : -1;
   element.setAttribute("role", "group"); // no live region: the announcer speaks
   element.setAttribute("aria-label", node.title);
-  element.textContent = BEFORE_A_RUN[node.comfyClass] ? translate(BEFORE_A_RUN[node.comfyClass]) : translate("Press Run");
+  element.textContent = translate(BEFORE_A_RUN[node.comfyClass] ?? IDLE);
   element.addEventListener("wheel", (event) => scroll(element, event), { passive: false });
   const height = lines * LINE + PADDING;
   // A node that a workflow of OneDiff's brings keeps its saved size: its text is there only where there is room.
@@ -66,12 +68,24 @@ export function addText(node, category, translate) {
     serialize: false,
   });
   widget.serialize = false;
+  widget.afterQueued = () => exchange(element, IDLE, WAITING, translate); // of the workflow that was queued only
   if (!least) {
     node.setSize([node.size[0], node.size[1] + height + 2 * MARGIN]);
     keepSavedWidth(node);
   }
   if (lines > TWO_RESULTS) node.size[0] = Math.max(node.size[0], WIDTHS[node.comfyClass] ?? 420);
 }
+
+// Nothing is queued any more: a prompt may end before these nodes have a text, cancelled or failed.
+export function endWaiting(app, t) {
+  for (const [, node] of nodesById(app.graph)) exchange(textOf(node), WAITING, IDLE, t);
+}
+
+function exchange(element, from, to, t) {
+  if (element?.textContent === t(from)) show(element, t(to));
+}
+
+const textOf = (node) => node.widgets?.find((widget) => widget.name === NAME)?.element;
 
 // ComfyUI widens a loaded node to its title, which is longer here than OneDiff's was.
 function keepSavedWidth(node) {
@@ -84,7 +98,7 @@ function keepSavedWidth(node) {
 }
 
 export function showResult(node, output, t) {
-  const element = node.widgets?.find((widget) => widget.name === NAME)?.element;
+  const element = textOf(node);
   const words = output?.resolute_words ?? [];
   if (element && output?.text?.length) show(element, output.text.map((text, index) => say(text, words[index], t)).join("\n"));
 }
@@ -97,7 +111,7 @@ export async function fillTexts(app, live, t, category) {
   const all = await live.get("/resolute/texts").catch(() => ({}));
   const texts = all[graph.id] ?? {};
   for (const [id, node] of nodesById(graph)) {
-    const element = node.widgets?.find((widget) => widget.name === NAME)?.element;
+    const element = textOf(node);
     if (!element) continue;
     const kept = texts[id] ? say(texts[id].text, texts[id].words, t) : "";
     if (isOff(app) && isSwitched(node.comfyClass, category(node.comfyClass))) {
@@ -124,7 +138,7 @@ function translated(text, t) {
 }
 
 export function showError(node, sentence) {
-  const element = node.widgets?.find((widget) => widget.name === NAME)?.element;
+  const element = textOf(node);
   if (!element) return;
   show(element, sentence);
   element.classList.add("resolute-error");

@@ -2,9 +2,10 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { addBadge } from "./badge.js";
+import { element } from "./dom.js";
 import { failure, Live } from "./live.js";
 import { Announcer } from "./announcer.js";
-import { addText, fillTexts, hearWords, showError, showResult } from "./node_text.js";
+import { addText, endWaiting, fillTexts, hearWords, showError, showResult } from "./node_text.js";
 import { nodesById } from "./graph.js";
 import { Panel } from "./panel.js";
 import { applyDefaultBackend, BACKEND, settings } from "./settings.js";
@@ -26,13 +27,6 @@ const categories = new Map(); // of our nodes by their class, those of OneDiff's
 
 const category = (name) => categories.get(name);
 const isOurs = (name) => categories.has(name);
-
-function loadStyle() {
-  const link = document.createElement("link");
-  link.rel = "stylesheet";
-  link.href = new URL("./style.css", import.meta.url).href;
-  document.head.append(link);
-}
 
 // ComfyUI's own message says only that the node threw an error, so put the sentence in its place, and on the node. Where
 // there is no such message (older front ends open a dialog), show one of ours.
@@ -61,9 +55,13 @@ async function reportError(error) {
   else toast?.error?.(`${title}: ${sentence}`);
 }
 
-// Once, when a run was the first that ran compiled code.
+// Once, when a run was the first that ran compiled code; after the next one if that was cancelled.
+let isDue = false;
 function reportSuccess({ kind, run }) {
-  if (kind !== "run" || !run.came || run.role !== "unet") return;
+  if (kind !== "run" || run.role !== "unet") return;
+  isDue ||= run.came;
+  if (!isDue || run.stopped) return;
+  isDue = false;
   const detail = `${sizeText(run.size, t)}: ${say(run.lines[0], run.words.lines[0], t)}`;
   app.extensionManager.toast?.add?.({ severity: "success", summary: "Resolute", detail, life: 10_000 });
 }
@@ -110,12 +108,12 @@ app.registerExtension({
   name: "Resolute",
   settings: settings(fixed, setting, (name, value) => app.extensionManager.setting.set(name, value)),
   async setup() {
-    loadStyle();
+    document.head.append(element("link", { rel: "stylesheet", href: new URL("./style.css", import.meta.url).href }));
     listTemplates(api, t);
     addPanel();
     announcer = new Announcer(live, t);
-    live.addEventListener("message", ({ detail }) => hearWords(detail));
-    live.addEventListener("message", ({ detail }) => reportSuccess(detail));
+    live.addEventListener("message", ({ detail }) => (hearWords(detail), reportSuccess(detail)));
+    api.addEventListener("status", ({ detail }) => detail?.exec_info?.queue_remaining === 0 && endWaiting(app, t));
     api.addEventListener("execution_error", ({ detail }) => reportError(detail));
     await live.refresh();
   },

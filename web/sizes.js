@@ -2,7 +2,7 @@
 import { element, mebibytes } from "./dom.js";
 import { ROLES, say } from "./words.js";
 
-const STATES = { memory: "ready", disk: "on disk", unknown: "to compile" };
+const STATES = { memory: "ready", disk: "on disk", unknown: "not compiled" };
 const ORDER = ["memory", "disk", "unknown"]; // of two shapes of a size, the better one is shown
 const SIZES = 12; // of one model
 const BATCH = ", batch "; // between the sides and the batch of a size

@@ -25,12 +25,13 @@ def report(data: Mapping[str, Any]) -> Text:
 
 def _verdict(data: Mapping[str, Any]) -> Iterable[str]:
     """The measurements in short, "Fast: 1.8 times stock at 3 sizes", and the regions that failed."""
-    ratios = [each["stock_seconds"] / each["seconds"] for each in data["measurements"]]
-    fast = [each for each in ratios if each >= LEAST_GAIN]
-    slow = [each["size"] for each, ratio in zip(data["measurements"], ratios, strict=True) if ratio <= 1 / LEAST_GAIN]
+    ratios = [(each["stock_seconds"] / each["seconds"], each["size"]) for each in data["measurements"]]
+    fast = [ratio for ratio, _ in ratios if ratio >= LEAST_GAIN]
+    if not ratios and not data["failed"]["regions"]:
+        yield Text("Speed not measured: press 'Measure against stock' in the panel")
     if fast:
         yield Text("Fast: {times} times stock at {count} sizes", times=f"{median(fast):.1f}", count=len(fast))
-    if slow:
+    if slow := [size for ratio, size in ratios if ratio <= 1 / LEAST_GAIN]:
         yield Text("Slower than stock: {sizes}", sizes=", ".join(slow))
     if data["failed"]["regions"]:
         yield data["failed"]["text"]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.server.process import ComfyServer
+
 from ..comfy.rig import node
 from . import front_end_scripts
 from .front_end import DIALOG, EMPTY, FrontEnd
@@ -65,6 +67,20 @@ def test_nodes_keep_their_texts_over_a_reload_and_follow_the_switch(page: FrontE
     assert page.texts()["Compile Model"] == "Press Run"
     page.load({**saved, "id": None}, "other")
     assert page.texts()["Compile Model"] == "Press Run"
+
+
+def test_a_node_says_that_its_prompt_waits_and_that_nothing_is_queued_any_more(
+    page: FrontEnd, server: ComfyServer
+) -> None:
+    before = stock(seed=33)
+    before["5"]["inputs"]["steps"] = 10_000
+    server.client.queue(before)
+    page.load_prompt(compiled(seed=34))
+    page.queue()
+    page.page.wait_for_function(SHOWS, arg="Waiting for its turn")
+    server.client.post("/queue", {"clear": True})
+    server.client.interrupt()
+    page.page.wait_for_function(SHOWS, arg="Press Run")
 
 
 def test_a_result_of_measure_is_on_its_node_after_a_reload(page: FrontEnd) -> None:

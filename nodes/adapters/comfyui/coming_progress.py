@@ -140,8 +140,8 @@ def _tick() -> None:
             text = Text("{text}, {count} failed", text=text, count=without_code)
         if seconds is not None:
             text = Text("{text}, ready in about {time}", text=text, time=_about(seconds))
-        if left and shown.get(None) != text:
-            shown[None] = text
+        if left and shown.get(None) != (now := f"{left} {text}"):  # two models may be at "0 of 18"
+            shown[None] = now
             broadcast("coming", left=left, text=text, words=words_of(text))
     reasons = failed()
     text = failed_text(reasons if len(reasons) > known else ()) or Text("Compiled. The next run uses it.")

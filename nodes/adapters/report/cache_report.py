@@ -46,9 +46,7 @@ def report() -> dict[str, Any]:
         for (owner, backend, left_out, _), program in programs.items()
     ]
     models = shape_status.models(cache, runtime.device())  # opens the store, also before any model is loaded
-    stored: dict[str, int] = {}
-    for name in registry.NAMES:
-        stored |= registry.get(name).stored()
+    stored = {what: number for name in registry.NAMES for what, number in registry.get(name).stored().items()}
     regions, seconds = coming()
     reasons = failed()
     why = failed_text(reasons)

@@ -293,3 +293,7 @@ def test_the_report_has_each_fact_once() -> None:
         "size     what        backend    hits     MiB",
         "2x4x8x9  sampling    inductor      7     1.5",
     ]
+    unmeasured = {**data, "measurements": []}
+    assert report_rows.report(unmeasured).startswith("1 region could not be compiled: no\n2 regions")
+    asks = "Speed not measured: press 'Measure against stock' in the panel\n2 regions"
+    assert report_rows.report({**unmeasured, "failed": {"regions": 0}}).startswith(asks)
