@@ -2,10 +2,12 @@
 
 Models are on the device "meta", so they take no memory and nothing is computed. MiniMax H3 and LTX-2, which read
 numbers from their inputs, and weights in int8 run on the CPU, one layer on a small latent, before they go to "meta".
+Those with "-node-" in their names are as Load Diffusion Model (Faster Format) makes them.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -14,12 +16,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from scripts.models.architectures import SD15, SDXL, VAE
 from scripts.places import ROOT
 
 from .family_models import FAMILIES, Family, family, step_inputs
-from .weight_formats import FORMATS, in_format
 
 SHALLOW = {
     "transformer_depth": [0, 0, 1, 1, 1, 1], "transformer_depth_middle": 1,
@@ -27,6 +29,7 @@ SHALLOW = {
 }  # fmt: skip
 LTX2 = FAMILIES["ltx"]._replace(network="lightricks.av_model.LTXAVModel", settings={}, width=7680, padding=0)
 SMALL = (128, 128)  # pixels
+FORMS = ("int8", "fp8", "fp8-emulated")
 
 
 def load_pack() -> Any:
@@ -59,8 +62,9 @@ def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
     torch.cuda.is_available = available
     torch.equal = lambda before, after: after._version == 0  # a hook asks if a block wrote to copies of its inputs
     found = {}
+    is_node = "-node-" in wanted  # whose models take minutes, and only they
     for model, make in makers.items():
-        for site, inputs in make():
+        for site, inputs in make() if not wanted or ("-node-" in model) == is_node else ():
             width = "".join(f" {n}" for n, dim in zip(inputs[0].shape, site.dims[0], strict=True) if dim is None)
             given = getattr(site.module, "out_channels", None) if site.kind in ("ResBlock", "ResnetBlock") else None
             width += f" to {given}" if given else ""
@@ -88,6 +92,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         weight_slots,
     )
     from resolute_pack.nodes.adapters.blocks import vaes  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.formats import faster_format, quantized_weight  # type: ignore[import-not-found]
 
     from .video_models import VAES
 
@@ -98,11 +103,42 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     comfy.model_management.intermediate_device = lambda: torch.device("meta")
     kinds = {"dtype": torch.half, "device": "meta", "operations": comfy.ops.disable_weight_init}
 
-    def unet(settings: dict[str, Any], text: int, pooled: int) -> Any:
-        model = openaimodel.UNetModel(**{"out_channels": 4, **settings}, **kinds).eval().requires_grad_(False)
-        x, context, step = empty(torch.half, (2, 4, 128, 128), (2, 77, text), (2,))
+    def unet(settings: dict[str, Any], text: int, pooled: int, form: str = "") -> Any:
+        def made(**more: Any) -> Any:
+            return openaimodel.UNetModel(**{"out_channels": 4, **settings}, **kinds | more).eval().requires_grad_(False)
+
+        model, side = (in_form(made, torch.half, form), 8) if form else (made(), 128)
+        x, context, step = empty(torch.half, (2, 4, side, side), (2, 77, text), (2,))
         y = empty(torch.half, (2, pooled))[0] if pooled else None
-        return _sites(model, Role.UNET, lambda: model._forward(x, step.float(), context, y, None, {}))
+        if form:
+            x, context, step, y = (torch.zeros(each.shape, dtype=each.dtype) for each in (x, context, step, y))
+        return quantized(_sites(model, Role.UNET, lambda: model._forward(x, step.float(), context, y, None, {})), form)
+
+    def of_rows(name: str, weight: Any, device: Any) -> Any:
+        """Quantize a few rows and repeat them: values do not matter, and a whole weight takes seconds."""
+        made, error = quantized_weight.quantized(name, weight[:16], device)
+        rows = weight.shape[0] // 16
+        return {key: each.repeat(rows, 1) if each.ndim == 2 else each for key, each in made.items()}, error
+
+    def in_form(made: Callable[..., Any], dtype: Any, form: str) -> Any:
+        """A model on the CPU as Load Diffusion Model (Faster Format) makes it, in fp8-emulated as on a card without."""
+        quantizer = faster_format.Quantizer(torch.device("cpu"), lambda weight: form.removesuffix("-emulated"))
+        shapes = made(device="meta", operations=comfy.ops.manual_cast)
+        weights = {key: torch.full(each.shape, 0.02, dtype=each.dtype) for key, each in shapes.state_dict().items()}
+        with mock.patch.object(faster_format, "quantized", of_rows):
+            for name, _ in shapes.named_modules():
+                quantizer(weights, f"{name}.")
+        disabled = {"float8_e4m3fn"} if form.endswith("-emulated") else set()
+        model = made(device="cpu", operations=comfy.ops.mixed_precision_ops({}, dtype, disabled=disabled))
+        model.load_state_dict(weights, strict=False)
+        return model
+
+    def quantized(found: list[Any], form: str) -> list[Any]:
+        """Of regions in a format those that have such weights, with modules on "meta"."""
+        found = [each for each in found if not form or any(weight_layouts(weight_slots(each[0].module)))]
+        for site, _ in found if form else ():
+            site.module.to("meta")
+        return found
 
     def controlnet() -> Any:
         settings = {name: value for name, value in {**SDXL, **SHALLOW}.items() if name != "transformer_depth_output"}
@@ -123,17 +159,14 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         return _sites(model, Role.UNET, lambda: model(**given))
 
     def on_cpu(about: Family, form: str = "") -> Any:
-        model = network(about, torch.bfloat16, casting, "cpu")
-        if form:
-            weights = in_format(model.state_dict(), FORMATS[form])
-            model = network(about, torch.bfloat16, comfy.ops.mixed_precision_ops(), "cpu")
-            model.load_state_dict(weights, strict=False)
-        given = step_inputs(model, about, *SMALL)
+        made = functools.partial(network, about, torch.bfloat16)
+        model = in_form(made, torch.bfloat16, form) if form else made(casting, "cpu")
+        given = step_inputs(model, about._replace(tokens=16) if form else about, *SMALL)
         if about is LTX2:  # a video and its sound
             given["x"] = [given["x"], torch.zeros((1, 8, 16, 16), dtype=torch.bfloat16)]
         found = _sites(model, Role.UNET, lambda: model(**given))
         model.to("meta")
-        return [each for each in found if not form or any(weight_layouts(weight_slots(each[0].module)))]
+        return quantized(found, form)
 
     def module_of(kind: Any, settings: Mapping[str, Any], dtype: Any, device: str = "meta") -> Any:
         torch.set_default_dtype(dtype)
@@ -167,6 +200,10 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         "MiniMax-H3": lambda: on_cpu(FAMILIES["minimax-h3"]),
         "LTX-2": lambda: on_cpu(LTX2),
         "Z-Image-int8": lambda: on_cpu(FAMILIES["z-image"], "int8"),
+        **{f"Flux-node-{form}": lambda form=form: on_cpu(FAMILIES["flux"], form) for form in FORMS},  # type: ignore[misc]
+        **{  # type: ignore[misc]
+            f"SDXL-node-{form}": lambda form=form: unet({**SDXL, **SHALLOW}, 2048, 2816, form) for form in FORMS
+        },
         "VAE-fp16": lambda: coder(module_of(decode, VAE, torch.half), torch.half, "forward", *latent),
         "VAE-bf16": lambda: coder(module_of(decode, VAE, torch.bfloat16), torch.bfloat16, "forward", *latent),
         "VAE-encode": lambda: coder(module_of(encode, VAE, torch.bfloat16), torch.bfloat16, "forward", *image),

@@ -54,6 +54,12 @@ const RECIPES = {
     inputs: { ckpt_name: "ckpt_name" },
     after: [{ slot: 0, type: COMPILE_MODEL, input: "model", values: AUTO }],
   },
+  UNETLoaderInt8: {
+    type: "ResoluteLoadDiffusionModel",
+    inputs: { unet_name: "model_path" }, // of OneDiff's file: the original one is to be chosen
+    values: { format: "int8", keep: false },
+    after: [{ slot: 0, type: COMPILE_MODEL, input: "model", values: AUTO }],
+  },
   ShowImageDiff: {
     type: "ResoluteCompareImages",
     inputs: { image_a: "images1", image_b: "images2" },

@@ -78,7 +78,7 @@ def int8_model(node_id: str | None, model_path: str) -> io.NodeOutput:
     """Raises UserError always."""
     raise UserError(
         f"UNET Loader Int8 cannot load '{excerpt(model_path)}': only OneDiff reads its int8 files. Load the "
-        "original model with Load Diffusion Model or Load Checkpoint, and put Compile Model behind it."
+        "original model with Load Diffusion Model (Faster Format) in int8, and put Compile Model behind it."
     )
 
 

@@ -39,7 +39,7 @@ _RUN_QUANTIZED = partial(runs.checkpoint, base=NOT_QUANTIZED)
 
 _EVERY_BATCH = Text("every batch size runs on the same compiled regions, so the model passes on as it is")
 _EVERY_SIZE = Text("every size runs compiled, so the latent passes on as it is")
-_NOTHING_QUANTIZED = Text("nothing is quantized, and no file is written")
+_NOTHING_QUANTIZED = Text("nothing is quantized: Load Diffusion Model (Faster Format) does that, and keeps it")
 _ONE_COPY = Text("a compiled model uses ComfyUI's own weights, so there are no two copies to compare")
 _NO_LOAD = Text("compiled regions are kept on disk by themselves, so there is no graph to load here")
 _NO_SAVE = Text("compiled regions are kept on disk by themselves, so there is no graph to save here")
@@ -113,7 +113,7 @@ TABLE = (
         _NO_MODEL_PATH, _QUANTIZED_FILE, _VIDEO_CHECKPOINT, partial(_RUN_QUANTIZED, loader="ImageOnlyCheckpointLoader"),
     ),
     OldNode(
-        "UNETLoaderInt8", "UNET Loader Int8", "Load Diffusion Model and Compile Model",
+        "UNETLoaderInt8", "UNET Loader Int8", "Load Diffusion Model (Faster Format) and Compile Model",
         "Only OneDiff reads its int8 files, so this node stops the prompt and says which nodes to use.",
         {"model_path": ""}, _MODEL, runs.int8_model,
     ),

@@ -128,9 +128,11 @@ def test_each_recipe_names_inputs_that_both_nodes_have(opened: FrontEnd) -> None
     known = found["known"]
     recipes = {old: recipe for old, recipe in found["recipes"].items() if recipe and recipe.get("type")}
     useful = {old for old in SAVED if not known[old]["display_name"].endswith("(no longer needed)")}
-    assert {old for old in useful - recipes.keys() if not old.endswith("Booster")} == {"UNETLoaderInt8"}
+    assert {old for old in useful - recipes.keys() if not old.endswith("Booster")} == set()
     for old, recipe in recipes.items():
-        assert {*recipe["inputs"].values()} <= known[old]["input"]["required"].keys(), old
+        assert {*recipe["inputs"].values()} <= {
+            n for kind in ("required", "optional") for n in known[old]["input"].get(kind, {})
+        }, old
         for new in (recipe, *recipe["after"]):
             given = known[new["type"]]["input"]
             named = {*new["values"], *(new["inputs"] if new is recipe else [new["input"]])}

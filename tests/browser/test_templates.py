@@ -121,7 +121,7 @@ def test_titles_can_be_told_apart_and_todays_models_come_first(page: FrontEnd, s
     assert sorted(titles) == sorted(TEMPLATES)
     assert len({title[:letters] for title in titles}) == len(TEMPLATES)
     assert [title.split(",")[0] for title in titles[:4]] == [
-        "Z-Image Turbo", "Z-Image Turbo in int8", "Qwen-Image", "Qwen-Image-Edit"
+        "Z-Image Turbo", "Z-Image Turbo from 16 bits", "Z-Image Turbo in int8", "Qwen-Image"
     ]  # fmt: skip
     assert [title.split(" ")[0].rstrip(",") for title in titles[-9:]] == ["SDXL"] * 2 + ["SD1.5"] * 7
 

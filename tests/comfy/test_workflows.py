@@ -18,7 +18,8 @@ ELSEWHERE = {
     # test_family_workflows.py
     "flux_dev_text_to_image", "hunyuan_video15_text_to_video", "ltx2_text_to_video", "ltx_text_to_video",
     "minimax_h3_text_to_video", "qwen_image_edit", "qwen_image_text_to_image", "wan22_image_to_video",
-    "wan22_text_to_video", "z_image_turbo_int8_text_to_image", "z_image_turbo_text_to_image",
+    "wan22_text_to_video", "z_image_turbo_faster_format_text_to_image", "z_image_turbo_int8_text_to_image",
+    "z_image_turbo_text_to_image",
 }  # fmt: skip
 WORKFLOWS = sorted({path.stem for path in (ROOT / "workflows" / "api").glob("*.json")} - ELSEWHERE)
 # image_to_image encodes an image, and the small VAE has no encoder.

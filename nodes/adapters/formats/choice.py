@@ -13,7 +13,7 @@ from ....compile_cache.attention.timing import seconds_of
 from ....compile_cache.choices.machine import machine_of
 from ....compile_cache.choices.tuner import Trial, Tuner
 from ..process import runtime
-from .quantized_weight import FORMATS, layout_of, quantized
+from .quantized_weight import FORMATS, layout_of, settings_of
 
 _LEAST_GAIN = 0.95  # of the seconds in the file's dtype, at most
 _ROWS = 4096  # tokens: those of a picture of 1024x1024
@@ -62,14 +62,9 @@ def _measured(name: str, weight: torch.Tensor, device: torch.device) -> Trial:
     """
     quant_ops: Any = importlib.import_module("comfy.quant_ops")
     there = weight.to(device)
-    entries, _ = quantized(name, there, device)
     about = quant_ops.QUANT_ALGOS[FORMATS[name].name]
     layout = about["comfy_tensor_layout"]
-    tensor = (
-        quant_ops.QuantizedTensor.from_float(there, layout)
-        if name != "int8"
-        else _of_int8(quant_ops, layout, entries, there)
-    )
+    tensor = quant_ops.QuantizedTensor.from_float(there, layout, **settings_of(name, there))
     given = torch.randn(_ROWS, weight.shape[1], device=device, dtype=weight.dtype)
     quantizes = about.get("quantize_input", True)
     x = quant_ops.QuantizedTensor.from_float(given, layout) if quantizes else given
@@ -84,12 +79,3 @@ def _measured(name: str, weight: torch.Tensor, device: torch.device) -> Trial:
         return trial.with_run(name, seconds_of(product, device))
     except RuntimeError as error:  # the product does not take these sizes
         return Trial(trial.seconds, trial.runs, {name: str(error).partition("\n")[0]})
-
-
-def _of_int8(quant_ops: Any, layout: str, entries: dict[str, torch.Tensor], weight: torch.Tensor) -> Any:
-    kind = quant_ops.get_layout_class(layout)
-    rotated = weight.shape[1] % 256 == 0
-    params = kind.Params(
-        scale=entries["weight_scale"], orig_dtype=weight.dtype, orig_shape=tuple(weight.shape), convrot=rotated
-    )
-    return quant_ops.QuantizedTensor(entries["weight"], layout, params)

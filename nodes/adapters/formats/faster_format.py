@@ -97,8 +97,10 @@ class Quantizer:
 def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
     """The model of a file in a format of `CHOICES`, and a text for the node. keep: write it beside the file too.
 
-    Raises UserError for a file that is no diffusion model alone, and where memory or disk is short.
+    Raises UserError for a GGUF or a file that is no diffusion model alone, and where memory or disk is short.
     """
+    if path.endswith(".gguf"):
+        raise UserError(f"{path} is a GGUF. Load it with 'Unet Loader (GGUF)' of ComfyUI-GGUF.")
     if name == AS_IN_FILE:
         return comfy.sd.load_diffusion_model(path), Text("as in the file")
     state_dict, metadata = comfy.utils.load_torch_file(path, return_metadata=True)

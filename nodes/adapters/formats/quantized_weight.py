@@ -43,6 +43,12 @@ def layout_of(name: str) -> Any:
     return getattr(importlib.import_module("comfy.quant_ops"), _LAYOUTS[name], None)
 
 
+def settings_of(name: str, weight: torch.Tensor) -> dict[str, Any]:
+    """The arguments of the layout's quantizer for a weight (rows, columns)."""
+    rotated = name == "int8" and weight.shape[1] % _GROUP == 0
+    return {**_HOW[name], **({"convrot": True, "convrot_groupsize": _GROUP} if rotated else {})}
+
+
 def quantized(name: str, weight: torch.Tensor, device: torch.device) -> tuple[dict[str, torch.Tensor], float]:
     """The entries of a state dict for a weight in a format of `FORMATS`, by what follows "weight" in their names or the
     name of the module, and the weight's relative error. They are on the weight's own device.
@@ -50,10 +56,8 @@ def quantized(name: str, weight: torch.Tensor, device: torch.device) -> tuple[di
     Raises what the layout raises, as for a lack of memory on `device`, where it is computed.
     """
     layout, there = layout_of(name), weight.to(device)
-    how, about = dict(_HOW[name]), {"format": FORMATS[name].name}
-    if name == "int8" and weight.shape[1] % _GROUP == 0:
-        how |= {"convrot": True, "convrot_groupsize": _GROUP}
-        about |= {"convrot": True, "convrot_groupsize": _GROUP}  # type: ignore[dict-item]
+    how = settings_of(name, weight)
+    about = {"format": FORMATS[name].name, **{key: how[key] for key in how if key.startswith("convrot")}}
     data, params = layout.quantize(there, **how)
     whole = there.double() if device.type == "cpu" else there.float()
     found = layout.dequantize(data, params)[: weight.shape[0], : weight.shape[1]].to(whole.dtype)

@@ -12,6 +12,11 @@ import safetensors.torch
 import torch
 
 from ..in_process import load as load_comfyui
+from . import kit
+from .kit import Bench, forget_regions, run_traces
+from .models import FIRST, MODELS, SIZES
+from .quantized import QuantizedModel
+from .test_quantized import Weights
 
 FORMATS = ("int8", "fp8", "nvfp4")
 TENSORS = {"int8": "TensorWiseINT8Layout", "fp8": "TensorCoreFP8E4M3Layout", "nvfp4": "TensorCoreNVFP4Layout"}
@@ -171,6 +176,35 @@ def test_a_kept_file_is_found_until_the_model_is_another_one(
     assert not torch.equal(output_of(other), expected)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_lora_that_is_put_on_changed_and_taken_off_compiles_nothing(
+    core: Any, formats: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    class Loaded(QuantizedModel):
+        def patcher(self) -> Any:
+            path = tmp_path / "model.safetensors"
+            safetensors.torch.save_file(self._by_hand().state_dict(), path)
+            patcher, text = formats.load(str(path), name)
+            assert text.startswith(f"{name} for ")
+            return patcher
+
+    run_traces(core, monkeypatch)
+    monkeypatch.setattr(kit, "TOLERANCE", 1e-12 if name == "int8" else 1e-4)
+    forget_regions(core)
+    bench = Bench(core, Loaded(**vars(MODELS["Flux"])))
+    weights = Weights(bench)
+    weights.without()
+    assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+    given = bench.model.call(FIRST)
+    results = [bench.call(given)]
+    for change in (lambda: weights.with_lora(1), lambda: weights.with_lora(2, 0.5), weights.without):
+        change()
+        results.append(bench.call(given))
+        bench.check_all([FIRST, SIZES[1]])
+    assert torch.equal(results[0], results[-1])
+    assert not torch.equal(results[0], results[1])
+
+
 def test_core_makes_a_copy_of_it_in_the_same_format(formats: Any, file: str) -> None:
     patcher, _ = formats.load(file, "int8")
     make, arguments = patcher.cached_patcher_init
@@ -186,13 +220,14 @@ def test_a_file_that_is_quantized_already_is_loaded_as_it_is(formats: Any, file:
     assert {each._layout_cls for each in quantized_in(patcher).values()} == {TENSORS["fp8"]}
 
 
-def test_a_checkpoint_names_the_loader_to_take(
+def test_a_checkpoint_and_a_gguf_name_the_loader_to_take(
     core: Any, formats: Any, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     path = str(tmp_path / "checkpoint.safetensors")
     safetensors.torch.save_file({**weights, "first_stage_model.decoder.conv_in.weight": torch.zeros(4)}, path)
-    with pytest.raises(core.inside("errors").UserError, match="Load Checkpoint"):
-        formats.load(path, "int8")
+    for each, loader in ((path, "Load Checkpoint"), ("flux-Q4_K.gguf", "Unet Loader")):
+        with pytest.raises(core.inside("errors").UserError, match=loader):
+            formats.load(each, "int8")
 
 
 def test_a_lack_of_memory_or_disk_names_what_to_do(

@@ -39,6 +39,7 @@ class Machine:
     def serve(self, monkeypatch: pytest.MonkeyPatch, benchmark: Any) -> Machine:
         """Answer in place of the servers of a benchmark."""
         monkeypatch.setattr(rig, "server", self.server)
+        monkeypatch.setattr(rig, "time", self)
         monkeypatch.setattr(rig, "environment", lambda server: {"date": "2026-11-25T10", "gpu": "a GPU"})
         monkeypatch.setattr(benchmark.command, "prepare", lambda: Setup(Path(sys.executable), {"0.33.0": Path()}))
         return self

@@ -42,8 +42,8 @@ def upstream(prompt: Json, start: str) -> set[str]:
 
 
 def test_both_forms_are_the_same_graphs() -> None:
-    assert len(names()) == 20
-    assert len(transformers()) == 11
+    assert len(names()) == 21
+    assert len(transformers()) == 12
     assert {path.stem for path in (FOLDER / "api").glob("*.json")} == {*names()}
     assert [name for name in names() if api(name) != prompt_of(ui(name))] == []
 

@@ -15,15 +15,26 @@ from ....torch_facts.operators import defined
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FIRST_WITH_FP8 = (8, 9)
-_CAST = "aten::_to_copy"
+_CAST, _DEQUANTIZE = "aten::_to_copy", "comfy_kitchen::dequantize_fp8"
 
 
 def keep_opaque(graph: torch.fx.Graph, device: torch.device) -> None:
-    """Put the operator in place of each cast from fp8, if the device needs it."""
+    """Put the operator in place of each cast from fp8, if the device needs it. comfy-kitchen's, which casts and scales,
+    gets a weight before it is transposed: inductor would copy it so in a kernel of its own.
+    """
     if not _lacks_fp8(device):
         return
     for node in list(graph.nodes):
         schema = getattr(node.target, "_schema", None)
+        turned = node.args[0] if schema is not None and schema.name == _DEQUANTIZE else None
+        if isinstance(turned, torch.fx.Node) and turned.target is torch.ops.aten.t.default:
+            with graph.inserting_before(node):
+                whole = graph.call_function(node.target, (turned.args[0], *node.args[1:]))
+                made = graph.call_function(turned.target, (whole,))
+            made.meta, whole.meta = dict(node.meta), {**node.meta, "val": node.meta["val"].t()}
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+            continue
         if schema is None or schema.name != _CAST or node.args[0].meta["val"].dtype not in _FP8:
             continue
         with graph.inserting_before(node):
