@@ -17,7 +17,6 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ....regions.region_weights import given_as_inputs, weight_inputs, weight_layouts, weight_slots
 from ....regions.site import Dims, RegionFunction
@@ -30,6 +29,7 @@ from ....torch_facts.private_names import (
     symbolic_shape_config,
 )
 from . import casts, checks, gelu, kitchen, nearest, norms, one_thread, padding, quantizers
+from .own_branches import AskedShapeEnv, InOperators
 
 # The names that make an input a feature map, see `region_format`. One of another size has "h of carried", for example.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
@@ -148,7 +148,7 @@ def trace(
     a value that tracing does not have.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
-    shape_env = _AskedShapeEnv(specialize_zero_one=False, duck_shape=False)
+    shape_env = AskedShapeEnv(specialize_zero_one=False, duck_shape=False)
     fake_mode = FakeTensorMode(shape_env=shape_env)
     sizes = {name: _positive_size(shape_env, name, hint) for name, hint in hints.items()}
     # Before tracing: an equality that it finds replaces one symbol by others.
@@ -162,7 +162,8 @@ def trace(
     has_maps = any(_is_map(names) for names in dims)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        with given_as_inputs(module, without, tensors[: len(weights)]), nearest.ByIndex(), _InOperators(shape_env, between):
+        given = given_as_inputs(module, without, tensors[: len(weights)])
+        with given, nearest.ByIndex(), InOperators(shape_env, between):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)
@@ -192,48 +193,8 @@ def trace(
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
     fakes = [fakes[index] for index in used] + fakes[len(weights) :]
     static = static_sizes(dims, [tensor.shape for tensor in inputs])
-    return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, output_specs[-1], oblivious, shape_env.asked, quantized)
-
-
-class _AskedShapeEnv(ShapeEnv):  # type: ignore[misc]
-    """Notes whether the block's own code branched on a size. Operators do too, to choose a layout in memory.
-
-    torch asks here for each branch, also for one that a guard before it decides.
-    """
-
-    in_operator = True
-    asked = False
-
-    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked |= not self.in_operator
-        return super().evaluate_expr(*args, **kwargs)
-
-
-class _InOperators(TorchFunctionMode):
-    """Tells the ShapeEnv when an operator runs, and not the block's own code; `between` is called before each."""
-
-    def __init__(self, shape_env: _AskedShapeEnv, between: Callable[[], None] | None) -> None:
-        super().__init__()
-        self._shape_env, self._between = shape_env, between
-
-    def __enter__(self) -> Any:
-        self._shape_env.in_operator = False
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._shape_env.in_operator = True
-        super().__exit__(*error)
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if self._between is not None:
-            self._between()
-        self._shape_env.in_operator = True
-        try:
-            return function(*args, **(kwargs or {}))
-        finally:
-            self._shape_env.in_operator = False
+    about = (output_specs[-1], oblivious, shape_env.asked, quantized)
+    return Trace(graph, fakes, static, used, fake_mode, shape_env, symbols, *about)
 
 
 def _positive_size(shape_env: ShapeEnv, name: str, hint: int) -> Any:

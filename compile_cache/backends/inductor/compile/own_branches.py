@@ -1,0 +1,51 @@
+"""See whether a block's own code branches on a size, or only the operators that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from ....torch_facts.private_names import ShapeEnv
+
+
+class AskedShapeEnv(ShapeEnv):  # type: ignore[misc]
+    """Notes whether the block's own code branched on a size. Operators do too, to choose a layout in memory.
+
+    torch asks here for each branch, also for one that a guard before it decides.
+    """
+
+    in_operator = True
+    asked = False
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked |= not self.in_operator
+        return super().evaluate_expr(*args, **kwargs)
+
+
+class InOperators(TorchFunctionMode):
+    """Tells the ShapeEnv when an operator runs, and not the block's own code; `between` is called before each."""
+
+    def __init__(self, shape_env: AskedShapeEnv, between: Callable[[], None] | None) -> None:
+        super().__init__()
+        self._shape_env, self._between = shape_env, between
+
+    def __enter__(self) -> Any:
+        self._shape_env.in_operator = False
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._shape_env.in_operator = True
+        super().__exit__(*error)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self._between is not None:
+            self._between()
+        self._shape_env.in_operator = True
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            self._shape_env.in_operator = False
