@@ -88,8 +88,8 @@ class GraphCache(CacheMemory):
 
         key: see `capture_key`.
         """
-        if program.capabilities.reads_live_weights:
-            self._captures.drop_unrefreshable(key.owner, call.epoch)
+        if program.capabilities.keeps_graphs:
+            self._captures.drop_stale(key.owner, call.epoch)
         policy = call.policy
         slower = None if policy.is_eager else self.whole_calls.reason(key, call.is_compared, policy.is_streamed)
         if slower is not None:
