@@ -23,7 +23,7 @@ from ..errors import BypassReason
 from ..keys import VAE_ROLES, CaptureKey, Tier
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .cache_memory import CacheMemory
-from .misses import FIRST, FREED, explain_first
+from .reasons import FIRST, FREED, explain_first
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from ....compile_cache.regions import gguf_loras
 from ....compile_cache.texts import Text
 from ..blocks import vaes
 from ..comfyui import core_compiler, vae_tiles
-from ..comfyui.call_bar import CallBar
-from ..comfyui.compile_progress import CompileProgress
+from ..comfyui.compile_progress import CallBar, CompileProgress
 from ..comfyui.transformer_options import PREFETCH
 from ..process import runtime
 from ..process.compile_request import CompileRequest
