@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from ..backends.base import Call, Code, Program
-from ..backends.cuda_graphs.run_cost import cost_of_run
 from ..call_policy import Runs
 from ..captures.attempts import NOT_RESIDENT
 from ..captures.captures import Reach, capture_key, free_bytes
 from ..captures.tiers import Tiers
-from ..choices.stopwatch import stopwatch_on
+from ..choices.stopwatch import cost_of_run, stopwatch_on
 from ..config import CacheConfig
 from ..errors import BypassReason
 from ..keys import VAE_ROLES, CaptureKey, Tier

@@ -17,8 +17,8 @@ import torch
 
 from ..backends.base import Call, CaptureFacts, Program
 from ..backends.cuda_graphs.memory import release_graph_memory, room_for
-from ..backends.cuda_graphs.run_cost import RunCost, cost_of_run
 from ..choices.machine import host, machine_of
+from ..choices.stopwatch import RunCost, cost_of_run
 from ..choices.tuner import Tuner
 from ..config import CacheConfig
 from ..errors import BypassCode, BypassReason, NoGainError, OverBudgetError, first_line

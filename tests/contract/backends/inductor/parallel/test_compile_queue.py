@@ -18,7 +18,8 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile import private_cache
 from compile_cache.backends.inductor.compile.shape_guards import ShapeGuards, Verdict
 from compile_cache.backends.inductor.parallel import work
-from compile_cache.backends.inductor.parallel.task import CompileTask, HungError
+from compile_cache.backends.inductor.parallel.failures import HungError
+from compile_cache.backends.inductor.parallel.task import CompileTask
 from compile_cache.backends.inductor.regions import region
 from compile_cache.errors import CaptureError
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
