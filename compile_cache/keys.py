@@ -181,7 +181,7 @@ class Tier(IntEnum):
 COMPILED_NOW = "its blocks are compiled now"  # why a call is captured for the second tier
 
 
-ANY_EPOCH = -1  # in the key of a graph that reads the module's present weights in each replay
+ANY_EPOCH = -1  # in the key of a graph that serves every weights epoch, see `Capabilities.keeps_graphs`
 
 
 @dataclass(frozen=True, slots=True)

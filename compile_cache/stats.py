@@ -13,7 +13,7 @@ from typing import Any
 from .errors import BypassReason
 from .host_load import HostLoad
 
-_KEPT_EVENTS = 512
+_KEPT = 1024  # latest events and waits
 SHORT_WAIT = 0.05  # seconds; logs, events and the panel leave out shorter waits
 _MOMENT = 0.001  # seconds; a shorter wait is part of the one before it
 
@@ -48,7 +48,7 @@ class Counters:
     bypasses: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Event:
     """Something worth reporting, that ended `at` (Unix seconds) and took `seconds`.
 
@@ -65,11 +65,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment, for `Stats.since`: the counters, and how many events and waits there were."""
+    """A moment, for `Stats.since`: the counters, and how many spans there were."""
 
     counters: dict[str, Any]
-    events: int
-    waits: int
+    spans: int
 
 
 @dataclass(slots=True)
@@ -90,19 +89,26 @@ class Stats:
         self.clock = clock
         self.host = HostLoad()
         self.counters = Counters()
-        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
-        self._waits: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._spans: deque[Event] = deque(maxlen=_KEPT)  # events and waits, in the order in which they began
         self._open: dict[int, _Open] = {}  # by thread
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
-        self._event_count = self._wait_count = 0  # also of those no longer kept
-        self._wait: Event | None = None  # the latest of `_waits`, unless a mark came after it
+        self._span_count = 0  # also of those no longer kept
+        self._wait: Event | None = None  # the latest one, unless a mark came after it
         self._stretch: tuple[Event, int, int] | None = None  # the latest of kind originals, its calls, and all others
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         with self._lock:
-            self._events.append(Event(kind, text, seconds))
-            self._event_count += 1
+            self._keep(Event(kind, text, seconds))
+
+    def _keep(self, span: Event, before: Event | None = None) -> Event:
+        """Keep a span, in the place of the one `before` that it continues."""
+        if before is not None and before in self._spans:
+            self._spans[self._spans.index(before)] = span
+        else:
+            self._spans.append(span)
+            self._span_count += 1
+        return span
 
     @contextmanager
     def stalling(self, kind: str = "compile") -> Iterator[None]:
@@ -133,13 +139,10 @@ class Stats:
             return
         self.counters.stall_seconds += seconds
         now, last = time.time(), self._wait
-        follows = last is not None and now - seconds - last.at < _MOMENT
-        if last is not None and follows and (last.kind == kind or seconds < _MOMENT):
-            self._wait = self._waits[-1] = Event(last.kind, "", last.seconds + seconds, now)
-            return
-        self._wait = Event(kind, "", seconds, now)
-        self._waits.append(self._wait)
-        self._wait_count += 1
+        if last is None or now - seconds - last.at >= _MOMENT or (last.kind != kind and seconds >= _MOMENT):
+            self._wait = self._keep(Event(kind, "", seconds, now))
+        else:
+            self._wait = self._keep(Event(last.kind, "", last.seconds + seconds, now), last)
 
     @contextmanager
     def stall(self, kind: str, text: str, shortest: float = 0.0) -> Iterator[None]:
@@ -167,14 +170,14 @@ class Stats:
     def events(self) -> list[Event]:
         """The latest events, oldest first."""
         with self._lock:
-            return list(self._events)
+            return [span for span in self._spans if span.text]
 
     def mark(self) -> Mark:
         """This moment, to ask later what happened since."""
         counters = self.snapshot()
         with self._lock:
             self._stretch = self._wait = None
-            return Mark(counters, self._event_count, self._wait_count)
+            return Mark(counters, self._span_count)
 
     def since(self, mark: Mark) -> dict[str, Any]:
         """The changes since `mark` was taken, as `Run` takes them: `counts`, how far each counter rose; `waited`, in
@@ -183,8 +186,8 @@ class Stats:
         now, before = self.snapshot(), mark.counters
         with self._lock:
             self._wait = None  # what is waited for from here on is no part of it
-            events = tuple(self._events)[max(len(self._events) - (self._event_count - mark.events), 0) :]
-            waits = tuple(self._waits)[max(len(self._waits) - (self._wait_count - mark.waits), 0) :]
+            spans = tuple(self._spans)[max(len(self._spans) - (self._span_count - mark.spans), 0) :]
+        events, waits = (tuple(span for span in spans if bool(span.text) is is_event) for is_event in (True, False))
         rise = Counter(now["bypasses"]) - Counter(before["bypasses"])
         counts = {name: value - before[name] for name, value in now.items() if name != "bypasses"}
         waited = counts.pop("stall_seconds")
@@ -207,17 +210,12 @@ class Stats:
         counters, now = self.counters, time.time()
         others = counters.replays + counters.graph_calls + counters.eager_calls - counters.waiting_calls
         with self._lock:
-            calls, stretch = 1, self._stretch
-            follows = stretch is not None and stretch[2] == others and stretch[0] in self._events
-            if stretch is not None and follows:
-                calls, seconds = stretch[1] + 1, now - stretch[0].at + stretch[0].seconds
-            event = Event("originals", f"{calls} calls ran originals: their code was coming", seconds, now)
-            if stretch is not None and follows:
-                self._events[self._events.index(stretch[0])] = event
-            else:
-                self._events.append(event)
-                self._event_count += 1
-            self._stretch = event, calls, others
+            calls, before = 0, None
+            if self._stretch is not None and self._stretch[2] == others and self._stretch[0] in self._spans:
+                before, calls, _ = self._stretch
+                seconds = now - before.at + before.seconds
+            text = f"{calls + 1} calls ran originals: their code was coming"
+            self._stretch = self._keep(Event("originals", text, seconds, now), before), calls + 1, others
 
     def bypass(self, reason: BypassReason) -> bool:
         """Count a bypass. Returns True the first time that this exact reason occurs: then it deserves a log line."""

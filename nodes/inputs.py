@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..compile_cache.backends.registry import AUTO, CHOICES
 from ..compile_cache.errors import UserError
-from .adapters.sampling import cond_batching
+from .adapters.sampling import wrappers
 
 CATEGORY = "Resolute"
 
@@ -37,8 +37,8 @@ def backend_input() -> Any:
 def batching_input() -> Any:
     return io.Combo.Input(
         "batching",
-        options=list(cond_batching.POLICIES),
-        default=cond_batching.AUTO,
+        options=list(wrappers.POLICIES),
+        default=wrappers.AUTO,
         optional=True,
         tooltip=(
             "Positive and negative conditioning in one batch (always merge: faster) or one after the other (always "

@@ -30,7 +30,7 @@ from ..compile_cache.errors import UserError
 from .adapters.comfyui import messages
 from .adapters.comfyui.prompt_queue import queue
 from .adapters.process import runtime, user_settings
-from .adapters.report import cache_report, report_text, runs, stock_measurements
+from .adapters.report import cache_report, runs, stock_measurements
 from .adapters.restart import preload
 from .adapters.sampling import memory
 from .adapters.warm_up.request import parse_request
@@ -49,16 +49,12 @@ def register() -> None:
     server.routes.get("/resolute/cache")(_reads(cache_report.report))
     server.routes.get("/resolute/events")(_reads(lambda: {"events": [*map(asdict, runtime.cache().stats.events)]}))
     server.routes.get("/resolute/runs")(_reads(lambda: {"runs": runs.latest()}))
-    server.routes.get("/resolute/report")(_reads(_report))
+    server.routes.get("/resolute/report")(_reads(lambda: {"text": cache_report.text()}))
     server.routes.get("/resolute/texts")(_reads(messages.latest_texts))
     server.routes.get("/resolute/settings")(_reads(lambda: {"fixed": user_settings.fixed()}))
     server.routes.post("/resolute/warm-up")(_warm_up)
     server.routes.post("/resolute/free")(_free)
     server.routes.post("/resolute/measurements")(_measurements)
-
-
-def _report() -> dict[str, Any]:
-    return {"text": report_text.report_text(cache_report.report(), runs.latest(), user_settings.all_set())}
 
 
 def _reads(read: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:

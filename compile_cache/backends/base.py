@@ -25,8 +25,8 @@ class Capabilities:
     """The abilities of a backend on a type of device.
 
     reason, remedy: if not available, why, and what to do about it.
-    reads_live_weights: its graphs are `LiveWeightsGraph`s.
-    returns_memory: closing a graph frees its memory. If not, no graph is closed to make room.
+    keeps_graphs: a graph serves every weights epoch and is never evicted, because closing it frees no memory. Its
+        method `refresh_weights(epoch)` points it at the module's present weights; False: it must be built anew.
     needs_static_weights: it refuses models whose weights are paged. Others also run on `Weights` with pages.
     detail: more about what runs, for people.
     """
@@ -36,8 +36,7 @@ class Capabilities:
     captures: bool = False
     reason: str = ""
     remedy: str = ""
-    reads_live_weights: bool = False
-    returns_memory: bool = True
+    keeps_graphs: bool = False
     needs_static_weights: bool = False
     detail: str = ""
 
@@ -116,17 +115,6 @@ class Graph(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class LiveWeightsGraph(Graph, Protocol):
-    """A graph that reads the module's weights in each replay, so it survives an unload or a LoRA (OneFlow)."""
-
-    def refresh_weights(self, epoch: int) -> bool:
-        """Point the graph at the module's weights of this weights epoch; called before every replay.
-
-        Returns False if it cannot: then the cache closes the graph and captures a new one.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

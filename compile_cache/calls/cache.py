@@ -12,18 +12,17 @@ from typing import Any
 import torch
 
 from ..backends.base import Call, Code, Program
-from ..backends.cuda_graphs.run_cost import cost_of_run
 from ..call_policy import Runs
 from ..captures.attempts import NOT_RESIDENT
 from ..captures.captures import Reach, capture_key, free_bytes
 from ..captures.tiers import Tiers
-from ..choices.stopwatch import stopwatch_on
+from ..choices.stopwatch import cost_of_run, stopwatch_on
 from ..config import CacheConfig
 from ..errors import BypassReason
 from ..keys import VAE_ROLES, CaptureKey, Tier
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .cache_memory import CacheMemory
-from .misses import FIRST, FREED, explain_first
+from .reasons import FIRST, FREED, explain_first
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +87,8 @@ class GraphCache(CacheMemory):
 
         key: see `capture_key`.
         """
-        if program.capabilities.reads_live_weights:
-            self._captures.drop_unrefreshable(key.owner, call.epoch)
+        if program.capabilities.keeps_graphs:
+            self._captures.drop_stale(key.owner, call.epoch)
         policy = call.policy
         slower = None if policy.is_eager else self.whole_calls.reason(key, call.is_compared, policy.is_streamed)
         if slower is not None:

@@ -12,7 +12,7 @@ from ..config import CacheConfig
 from ..keys import CaptureKey, Tier
 from ..stats import Stats
 from ..store.shape_history import ShapeHistory
-from .misses import SeenSignatures
+from .reasons import SeenSignatures
 
 
 class CacheMemory:

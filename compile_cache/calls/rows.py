@@ -12,8 +12,7 @@ from typing import Any
 from ..keys import Role
 from ..stats import SHORT_WAIT
 from ..texts import Text, words_of
-from .misses import FIRST, SINCE
-from .reason_texts import because, in_short
+from .reasons import FIRST, SINCE, because, in_short
 from .run_summary import NOW_COMPILED, SAID, Run, time_text
 
 _MAX_REASONS = 4

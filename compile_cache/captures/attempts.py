@@ -17,8 +17,8 @@ import torch
 
 from ..backends.base import Call, CaptureFacts, Program
 from ..backends.cuda_graphs.memory import release_graph_memory, room_for
-from ..backends.cuda_graphs.run_cost import RunCost, cost_of_run
 from ..choices.machine import host, machine_of
+from ..choices.stopwatch import RunCost, cost_of_run
 from ..choices.tuner import Tuner
 from ..config import CacheConfig
 from ..errors import BypassCode, BypassReason, NoGainError, OverBudgetError, first_line
@@ -186,9 +186,8 @@ class CaptureAttempts:
         seconds = self._stats.clock() - started
         grown = captures.shared_bytes()
         too_large = grown > max(captures.budget, shared)  # its memory grew by more than was measured
-        stays = not program.capabilities.returns_memory
         mixed = program.ran_originals and program.ran_compiled
-        if too_large or not captures.put(key, graph, graph.bytes, is_permanent=stays, is_mixed=mixed):
+        if too_large or not captures.put(key, graph, graph.bytes, mixed):
             size = graph.bytes
             graph.close()
             release_graph_memory()

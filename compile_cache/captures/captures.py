@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ..backends.base import Call, Graph, LiveWeightsGraph, Program
+from ..backends.base import Call, Graph, Program
 from ..backends.cuda_graphs.memory import driver_graph_bytes, is_trimmable, release_graph_memory
 from ..backends.cuda_graphs.pools import pool_bytes
 from ..choices.stopwatch import Stopwatch
@@ -33,20 +33,16 @@ def free_bytes(device: str) -> int:
 
 
 def capture_key(program: Program, call: Call, tier: Tier = Tier.COMPILED) -> CaptureKey:
-    """The key of a call's capture: a graph that reads the present weights in each replay serves every epoch."""
-    epoch = ANY_EPOCH if program.capabilities.reads_live_weights else call.epoch
+    epoch = ANY_EPOCH if program.capabilities.keeps_graphs else call.epoch
     return CaptureKey(call.key, call.device, program.owner, epoch, call.torch_flags, tier)
 
 
 @dataclass(slots=True)
 class Entry:
-    """A capture. is_permanent: it is never evicted, because that would free nothing. is_mixed: originals and compiled
-    code ran in it. watch: of its first replay.
-    """
+    """A capture. is_mixed: originals and compiled code ran in it. watch: of its first replay."""
 
     value: Graph
     bytes: int
-    is_permanent: bool
     is_mixed: bool = False
     hits: int = 0
     watch: Stopwatch | None = None
@@ -90,10 +86,10 @@ class Captures:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of the captures that cannot be evicted now, without what captures share."""
-        return sum(entry.bytes for key, entry in self if self._is_pinned(key, entry))
+        return sum(entry.bytes for key, entry in self if self._is_pinned(key))
 
-    def _is_pinned(self, key: CaptureKey, entry: Entry) -> bool:
-        return entry.is_permanent or key in self._sessions.get(key.owner, ())
+    def _is_pinned(self, key: CaptureKey) -> bool:
+        return key.epoch == ANY_EPOCH or key in self._sessions.get(key.owner, ())
 
     def shared_bytes(self) -> int:
         """Bytes of the shared pool that eviction cannot free. What can be released before is no reason to evict one."""
@@ -113,17 +109,17 @@ class Captures:
         """The module's captures that replay originals."""
         return [key for key, _ in self if key.tier is Tier.ORIGINAL and key.owner == owner]
 
-    def put(self, key: CaptureKey, graph: Graph, size: int, is_permanent: bool = False, is_mixed: bool = False) -> bool:
+    def put(self, key: CaptureKey, graph: Graph, size: int, is_mixed: bool = False) -> bool:
         """Keep a capture of `size` bytes; others are evicted. Returns False if it does not fit beside the pinned ones.
 
-        is_permanent, is_mixed: see `Entry`.
+        is_mixed: see `Entry`.
         """
         self.discard(key)
         if self.pinned_bytes + size > self.budget:
             return False
         self.trim(self.budget - size + self.shared_bytes())  # evicting one frees nothing of what they share
         with self._lock:
-            self._entries[key] = Entry(graph, size, is_permanent, is_mixed)
+            self._entries[key] = Entry(graph, size, is_mixed)
         return True
 
     def trim(self, limit: int) -> int:
@@ -132,7 +128,7 @@ class Captures:
         for key, entry in self:
             if left <= limit:
                 break
-            if not self._is_pinned(key, entry):
+            if not self._is_pinned(key):
                 left -= entry.bytes
                 self.evictions += 1
                 self.discard(key)
@@ -244,17 +240,9 @@ class Captures:
                 self.discard(key)
 
     def drop_stale(self, owner: int, epoch: int) -> None:
-        """Drop the module's captures of earlier weights epochs: they read addresses where its weights no longer are."""
-        current = (epoch, ANY_EPOCH)
-        for key, _ in self:
-            if key.owner == owner and key.epoch not in current:
-                self.discard(key)
-        self.drop_unrefreshable(owner, epoch)
-
-    def drop_unrefreshable(self, owner: int, epoch: int) -> None:
-        """Drop the module's graphs that cannot switch to the new weights."""
+        """Drop the module's captures that read addresses where its weights no longer are."""
         for key, entry in self:
-            if key.owner == owner and key.epoch == ANY_EPOCH:
-                graph = cast(LiveWeightsGraph, entry.value)
-                if not graph.refresh_weights(epoch):
-                    self.discard(key)
+            if key.owner != owner or key.epoch == epoch:
+                continue
+            if key.epoch != ANY_EPOCH or not cast(Any, entry.value).refresh_weights(epoch):
+                self.discard(key)

@@ -1,6 +1,11 @@
-"""The seconds that a device works on what the host asks of it."""
+"""The seconds that a device works on what the host asks of it, and the cost of one run of a forward."""
 
 from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -32,3 +37,44 @@ class Stopwatch:
 def stopwatch_on(device: torch.device) -> Stopwatch | None:
     """A new stopwatch; None on the CPU."""
     return Stopwatch(device) if device.type == "cuda" else None
+
+
+@dataclass
+class RunCost:
+    """bytes: what the run allocated at once, at most; 0 if that is unknown (on the CPU).
+    host_seconds: until the host had launched all of the run. watch: times the GPU; None on the CPU."""
+
+    bytes: int = 0
+    host_seconds: float = 0.0
+    watch: Stopwatch | None = None
+
+    def host_share(self) -> float:
+        """The host's seconds as a share of those of the GPU, which this waits for; 1.0 if they are unknown.
+
+        At 1.0 or more the GPU waited for the host, and a capture, which launches at once, is faster. A small share says
+        that the GPU was busy all the time. A first run has a high one in any case: the host loads kernels.
+        """
+        seconds = self.seconds()
+        return self.host_seconds / seconds if seconds else 1.0
+
+    def seconds(self) -> float:
+        """Of the GPU, with its waits for the host; 0.0 if they are unknown. Waits for it."""
+        return (self.watch.seconds(wait=True) or 0.0) if self.watch is not None else 0.0
+
+
+@contextlib.contextmanager
+def cost_of_run(device: str) -> Iterator[RunCost]:
+    """Measure a run on the current stream of a device ("cuda:0"): what it takes beside what was allocated before."""
+    if not device.startswith("cuda"):
+        yield RunCost()
+        return
+    torch.cuda.reset_peak_memory_stats(device)
+    allocated = torch.cuda.memory_allocated(device)
+    with torch.cuda.device(device):
+        watch = Stopwatch(torch.device(device))
+        cost = RunCost(watch=watch)
+        started = time.perf_counter()
+        yield cost
+        cost.host_seconds = time.perf_counter() - started
+        watch.stop()
+    cost.bytes = torch.cuda.max_memory_allocated(device) - allocated

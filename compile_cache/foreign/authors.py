@@ -19,7 +19,13 @@ from typing import Any
 
 import torch
 
-from ..torch_facts.private_names import contexts
+from ..torch_facts.private_names import (
+    contexts,
+    global_backward_hooks,
+    global_backward_pre_hooks,
+    global_forward_hooks,
+    global_forward_pre_hooks,
+)
 from .functions import CUSTOM_OPERATOR, cells_of, chain, codes_in, held_in
 from .names import NATIVE, module_of, origin, package_of
 
@@ -39,6 +45,13 @@ _HARMLESS = frozenset(
     }
 )  # fmt: skip
 
+_HOOKS = (global_forward_hooks, global_forward_pre_hooks, global_backward_hooks, global_backward_pre_hooks)
+# What runs around each forward, and finds each part of a module. A torch may lack the second.
+_CALLING = tuple(
+    name for name in ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__") if hasattr(torch.nn.Module, name)
+)
+
+_torchs: dict[str, tuple[Any, CodeType]] = {}  # functions that proved to be torch's own, with their code
 _files: weakref.WeakKeyDictionary[ModuleType, _File] = weakref.WeakKeyDictionary()
 
 
@@ -215,3 +228,22 @@ def _read(module: ModuleType) -> set[CodeType]:
     except Exception:  # noqa: BLE001 (a loader of anybody's, and a file that may have any fault now)
         return set()
     return set(codes_in(code)) if isinstance(code, CodeType) else set()
+
+
+def foreign_on_every_module() -> str:
+    """Describe in the end of a sentence what another pack did to all torch modules of the process; empty if nothing.
+
+    It looks at torch's global hooks, and at how torch calls a module. Takes a microsecond.
+    """
+    for hooks in _HOOKS:
+        if hooks:
+            return "registered a hook on every module"
+    for name in _CALLING:
+        function = getattr(torch.nn.Module, name)
+        known = _torchs.get(name)
+        if known is not None and function is known[0] and function.__code__ is known[1]:
+            continue
+        if not hasattr(function, "__code__") or not is_written_in(function):
+            return f"replaced torch.nn.Module.{name}"
+        _torchs[name] = function, function.__code__
+    return ""

@@ -107,7 +107,7 @@ def chain(value: Any) -> list[FunctionType]:
 
 
 def bases_of(kinds: Iterable[type]) -> list[type]:
-    """These classes and their bases, each once, without torch's Module, which `all_modules` looks at."""
+    """These classes and their bases, each once, without torch's Module, see `foreign_on_every_module`."""
     return list(dict.fromkeys(base for kind in kinds for base in kind.__mro__ if base not in (torch.nn.Module, object)))
 
 

@@ -85,7 +85,7 @@ class Bar:
 def test_a_long_call_shows_its_blocks_from_the_second_one_on(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, now = core.ours("comfyui.call_bar"), [0.0]
+    module, now = core.ours("comfyui.compile_progress"), [0.0]
     monkeypatch.setattr(importlib.import_module("comfy.utils"), "ProgressBar", Bar)
     Bar.made.clear()
     bar = module.CallBar(lambda: now[0])

@@ -163,7 +163,7 @@ def test_calls_in_a_row_that_wait_for_code_are_one_event_of_a_run() -> None:
     stats.mark()
     call()
     assert stretches() == ["3", "1", "1", "1"], "another run"
-    for number in range(600):
+    for number in range(1100):
         stats.event("compile", str(number))
     call()
     assert stretches() == ["1"], "the earlier one is no longer kept"

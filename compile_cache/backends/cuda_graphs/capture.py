@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...choices.stopwatch import cost_of_run
 from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
 from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
 from ..base import Call, CaptureFacts
@@ -24,7 +25,6 @@ from .foreign_launches import RefusedLaunchError, launches_by_address
 from .host_constants import HostConstants, Run, require_one_device
 from .kept_tensors import put_back, refused_if_read
 from .memory import make_room, map_memory, trims
-from .run_cost import cost_of_run
 from .sync_check import waits_of
 
 logger = logging.getLogger(__name__)

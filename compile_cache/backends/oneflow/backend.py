@@ -34,8 +34,7 @@ class OneFlowBackend(Backend):
         return Capabilities(
             available=True,
             captures=True,
-            reads_live_weights=True,
-            returns_memory=False,
+            keeps_graphs=True,
             needs_static_weights=True,
             detail=self._detail(),
         )

@@ -44,7 +44,7 @@ class OneFlowGraph:
         self._copied: CopiedWeights | None = CopiedWeights(forward.weights, call.module)
 
     def refresh_weights(self, epoch: int) -> bool:
-        """Return whether the graph can use the module's current weights; see `LiveWeightsGraph`."""
+        """Return whether the graph can use the module's current weights; see `Capabilities`."""
         if epoch == self._epoch:
             return True
         module = self._module()

@@ -7,14 +7,13 @@ from typing import Any
 
 from ....compile_cache.keys import Role
 from ....compile_cache.texts import Text
-from ..blocks.left_out import names_in
+from ..blocks.families import names_in
 from ..comfyui import latent_cells, switch
 from ..foreign.core_code import core_name
 from ..foreign.describe import describe_code
 from ..forward.patch_install import install_compiled_forward
 from ..forward.replaced_forward import count_bypass, watched
-from ..sampling.cond_batching import AUTO
-from ..sampling.wrappers import wrap_sampling
+from ..sampling.wrappers import AUTO, wrap_sampling
 from .backend_choice import explain_passthrough, request_for
 
 _NETWORK = "diffusion_model"
@@ -30,9 +29,9 @@ def compile_diffusion_model(
 ) -> Any:
     """A clone of `model` (a ModelPatcher) whose diffusion model runs through the cache. Compiles nothing yet.
 
-    Our forward is innermost, so wrappers of other packs compose with it in either order. `policy`: see `cond_batching`.
-    `leave_out`: kinds or places of blocks that run eagerly, separated by commas; UserError for an unknown one.
-    A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our
+    Our forward is innermost, so wrappers of other packs compose with it in either order. `policy`: one of POLICIES of
+    `wrappers`. `leave_out`: kinds or places of blocks that run eagerly, separated by commas; UserError for an unknown
+    one. A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our
     forward back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
     """
     if switch.is_off(node_id):

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.all_modules import foreign_on_every_module
 from ....compile_cache.foreign.attributes import marks_in
+from ....compile_cache.foreign.authors import foreign_on_every_module
 from ....compile_cache.foreign.functions import string_constants
 from ....compile_cache.foreign.reach import CodeReach, ReachCache
 from ..comfyui.transformer_options import Meaning, names_of

@@ -13,21 +13,20 @@ from ....compile_cache.keys import VAE_ROLES, Role
 from ....compile_cache.regions import gguf_loras
 from ....compile_cache.texts import Text
 from ..blocks import vaes
-from ..comfyui import core_compiler, vae_tiles
-from ..comfyui.call_bar import CallBar
-from ..comfyui.compile_progress import CompileProgress
+from ..comfyui import core_compiler
+from ..comfyui.compile_progress import CallBar, CompileProgress
 from ..comfyui.transformer_options import PREFETCH
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..restart import shape_status
+from ..weights.foresight import NoiseLevels
 from .call_description import CallDescription
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
-from .noise_levels import NoiseLevels
 from .replaced_forward import CallWatch
 from .session_log import SessionLog
 from .step_pass import StepPass, decided_pass
-from .tile_sizes import TileSizes
+from .tile_sizes import TileSizes, is_tile
 
 _DOING = {Role.UNET: Text("sampling"), Role.VAE_DECODE: Text("decoding"), Role.VAE_ENCODE: Text("encoding")}
 
@@ -155,7 +154,7 @@ class CompiledForward(ForwardPatch):
         progress, is_whole = self.runner.progress, False
         self._log.begin()
         self._log.saw(latent, None)
-        if not vae_tiles.is_tile():
+        if not is_tile():
             progress.of_call = self._bar
             self._bar.begin(latent.shape)
         try:

@@ -15,7 +15,7 @@ from ....compile_cache.calls.rows import BACKEND, MODEL
 from ....compile_cache.calls.run_summary import size_text
 from ....compile_cache.config import BEHIND
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.all_modules import foreign_on_every_module
+from ....compile_cache.foreign.authors import foreign_on_every_module
 from ....compile_cache.keys import GraphKey, Role
 from ....compile_cache.stats import SHORT_WAIT
 from ....compile_cache.torch_facts.flags import intercepting_mode, torch_flags

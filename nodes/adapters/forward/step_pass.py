@@ -16,6 +16,7 @@ import torch
 
 from ....compile_cache.keys import Component, Role
 from ..comfyui.transformer_options import STEP_PASS
+from .forward_patch import ForwardPatch
 
 
 class StepCacheRun(Protocol):
@@ -58,3 +59,20 @@ def decided_pass(options: Mapping[str, Any] | None) -> StepPass | None:
     """The pass that a step cache decided for the call with these transformer_options."""
     found = None if options is None else options.get(STEP_PASS)
     return found if isinstance(found, StepPass) else None
+
+
+class UncompiledForward(ForwardPatch):
+    """Replaces the forward of a diffusion model. A call without a decided pass runs the original."""
+
+    def _rebuilt(self, module: torch.nn.Module, inner: Any) -> UncompiledForward:
+        return UncompiledForward(module, inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.by_name(args, kwargs) if self.is_known_code else {}
+        # A pass would skip what another pack's forward does, so that one always runs in full.
+        step_pass = decided_pass(given.get("transformer_options"))
+        if step_pass is None:
+            return self.inner(*args, **kwargs)
+        arguments = step_pass.arguments(self.module, given)
+        latent = arguments.pop(self.latent_name)
+        return step_pass.finish(step_pass.run(self.module, self.inner, latent, **arguments))

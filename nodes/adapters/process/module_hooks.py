@@ -12,8 +12,7 @@ from ....compile_cache.errors import BypassReason
 from ....compile_cache.keys import Role
 from ....compile_cache.regions.site import Bypass, Hook, Input, LendingRunner, RegionRunner, RegionSite
 from ....compile_cache.regions.structure import Memo, structure_digest
-from ..blocks import left_out
-from ..blocks.families import hooks_of
+from ..blocks.families import hooks_of, require_known, without
 from ..comfyui import chosen_attention, version
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..weights.streamed_blocks import streamed
@@ -53,7 +52,7 @@ class ModuleHooks:
     def known(self) -> Sequence[Hook]:
         """The hooks before any call. Raises UserError if a name of `left_out` is surely no block of the module."""
         self._build_if_changed()
-        left_out.require_known(self._names, self._all, self._reasons)
+        require_known(self._names, self._all, self._reasons)
         return self._kept
 
     def count(self) -> int:
@@ -81,7 +80,7 @@ class ModuleHooks:
         self._bypass = self._reasons.append
         try:
             self._all = hooks_of(module, self._role, self._run_site, self._report)
-            self._kept = left_out.without(self._names, self._all, self._report)
+            self._kept = without(self._names, self._all, self._report)
         finally:
             self._bypass = called
         self._built_for, self._count = now, None

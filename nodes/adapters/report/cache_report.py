@@ -1,21 +1,27 @@
-"""The data that `GET /resolute/cache` and Graph Cache Report show."""
+"""The data that `GET /resolute/cache` and Graph Cache Report show, and the text of a bug report."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import comfy.model_management
+import torch
 
 from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends import registry
+from ....compile_cache.calls import report_rows
 from ....compile_cache.calls.rows import failed_text
 from ....compile_cache.texts import words_of
+from ..comfyui import version
 from ..comfyui.coming_progress import coming, failed
 from ..comfyui.messages import going_on
 from ..comfyui.quantization import formats_in_words
-from ..process import runtime
+from ..process import runtime, user_settings
 from ..restart import shape_status
-from . import stock_measurements
+from . import runs, stock_measurements
+
+_RUNS_IN_TEXT = 20
 
 
 def report() -> dict[str, Any]:
@@ -82,3 +88,21 @@ def _device() -> dict[str, Any]:
 def ready_sizes() -> list[tuple[int, int]]:
     """(width, height) in pixels of the captured sizes; if there are none, of those whose regions are on disk."""
     return shape_status.sizes(runtime.cache(), runtime.device())
+
+
+def text() -> str:
+    """The report for people, with the machine before it and the latest runs after it: what a bug report needs."""
+    data, settings = report(), user_settings.all_set()
+    python = sys.version.split()[0]
+    lines = [
+        f"Resolute {version.of_this_pack()}, ComfyUI {version.of_comfyui()}, torch {torch.__version__}, "
+        f"Python {python}, {sys.platform}, on {data['device']['name']}",
+        "settings: " + (", ".join(f"{name}={value}" for name, value in sorted(settings.items())) or "all at default"),
+        "",
+        report_rows.report(data),
+        "",
+    ]
+    for run in runs.latest()[-_RUNS_IN_TEXT:]:
+        lines.append(f"{run['model']} {run['role']}: {run['status']}".replace("\n", "; "))
+        lines += [f"  {reason}" for reason in run["reasons"]]
+    return "\n".join(lines)

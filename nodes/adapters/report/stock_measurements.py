@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.calls.reason_texts import in_short
+from ....compile_cache.calls.reasons import in_short
 from ....compile_cache.calls.run_summary import Run, time_text
 from ....compile_cache.choices.tuner import Tuner
 from ....compile_cache.errors import UserError

@@ -107,6 +107,6 @@ def _readiness(graph: UsedShape, located: Mapping[str, Located], device: torch.d
         return UNKNOWN
     can = registry.get(graph.key.backend).probe(device.type)
     compiled = graph.regions.isdisjoint(found.missing)
-    if not compiled or not can.available or not can.returns_memory:  # graphs of such a backend are rebuilt, slowly
+    if not compiled or not can.available or can.keeps_graphs:  # graphs of such a backend are rebuilt, slowly
         return UNKNOWN
     return DISK if can.captures or not graph.regions.isdisjoint(found.on_disk) else MEMORY

@@ -11,5 +11,5 @@ A Warm Up node has a list of sizes:
 1. `run.warm_up` gets the list. An item whose captures still exist is skipped.
 2. For every other item, `predict.predict` samples with the same few steps, and `predict.decode` decodes one latent of
    noise, both through core's own code. The cache compiles and captures what these calls need.
-3. `dummy_conditioning` stands in for positive and negative where none is connected. Only its shape matters.
+3. `predict.dummy_conditioning` stands in for positive and negative where none is connected. Only its shape matters.
 """

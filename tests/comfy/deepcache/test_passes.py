@@ -29,7 +29,7 @@ def unet(core: SimpleNamespace) -> Any:
 @pytest.fixture(scope="module")
 def plain(core: SimpleNamespace, unet: Any) -> Any:
     """What stands for `_forward` without Compile Model."""
-    return core.ours("forward.uncompiled_forward").UncompiledForward(unet, unet._forward)
+    return core.ours("forward.step_pass").UncompiledForward(unet, unet._forward)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_residuals_of_blocks_that_do_not_run_are_no_part_of_a_fast_call(core: Si
 
 def test_class_conditional_models_take_their_vector(core: SimpleNamespace, both: Any, expected: Any) -> None:
     unet = make_unet(core, num_classes="sequential", adm_in_channels=24)
-    forward = core.ours("forward.uncompiled_forward").UncompiledForward(unet, unet._forward)
+    forward = core.ours("forward.step_pass").UncompiledForward(unet, unet._forward)
     calls = [{**inputs(264, 200, seed=seed), "y": torch.full((1, 24), 0.1 * seed)} for seed in (1, 2)]
     for depth in DEPTHS:
         assert_close(both(forward, depth, *calls), expected(unet, depth, *calls))
@@ -182,7 +182,7 @@ def test_a_video_model_takes_its_frames(core: SimpleNamespace, both: Any, expect
         core, use_temporal_attention=True, use_temporal_resblock=True, merge_strategy="learned_with_images",
         video_kernel_size=[3, 1, 1], extra_ff_mix_layer=True, use_spatial_context=True,
     )  # fmt: skip
-    forward = core.ours("forward.uncompiled_forward").UncompiledForward(unet, unet._forward)
+    forward = core.ours("forward.step_pass").UncompiledForward(unet, unet._forward)
     frames = {"num_video_frames": 3, "image_only_indicator": torch.zeros(1, 3)}
     calls = [{**inputs(264, 200, seed=seed, batch=3), **frames} for seed in (1, 2)]
     for depth in (1, 3):
@@ -293,7 +293,7 @@ def test_around_the_forward_of_another_pack_a_decision_is_left_to_whoever_stands
 ) -> None:
     passes = core.ours("deepcache.passes")
     counted: Counter[str] = Counter()
-    forward = core.ours("forward.uncompiled_forward").UncompiledForward(unet, lambda x, *args, **kwargs: x * 3)
+    forward = core.ours("forward.step_pass").UncompiledForward(unet, lambda x, *args, **kwargs: x * 3)
     call = inputs(264, 200)
     options = {core.ours("comfyui.transformer_options").STEP_PASS: passes.Fast(2, torch.zeros(1), counted)}
     assert torch.equal(forward(**call, transformer_options=options), call["x"] * 3)
@@ -302,7 +302,7 @@ def test_around_the_forward_of_another_pack_a_decision_is_left_to_whoever_stands
 
 def test_the_share_of_a_fast_pass_grows_with_depth_up_to_the_whole(core: SimpleNamespace) -> None:
     unet = make_unet(core, channel_mult=[1, 2, 4])
-    shares = [core.ours("deepcache.cost").share_of_fast_pass(unet, depth) for depth in DEPTHS]
+    shares = [core.ours("deepcache.node").share_of_fast_pass(unet, depth) for depth in DEPTHS]
     assert shares == sorted(shares)
     assert 0.05 < shares[0] < 0.3
     assert 0.7 < shares[-1] < 1.0

@@ -37,8 +37,8 @@ def condition(seed: int, tokens: int = 77, **more: Any) -> list[Any]:
 
 def batched(core: SimpleNamespace, patcher: Any, policy: str) -> None:
     """Let a model merge or split its conds, as Compile Model does."""
-    kind, wrapper = core.comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, core.ours("sampling.cond_batching")
-    core.ours("sampling.wrappers").set_wrapper(patcher, kind, "resolute-batching", wrapper.wrapper_for(policy))
+    kind, wrapper = core.comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, core.ours("sampling.wrappers")
+    wrapper.set_wrapper(patcher, kind, "resolute-batching", wrapper.batching_wrapper(policy))
 
 
 class Bench:

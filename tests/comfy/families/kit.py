@@ -34,7 +34,7 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
         guards = lowering._guards(trace, from_disk=False)
         return region(code, guards, trace.static, trace.used_weights, trace.output_spec, quantized=trace.quantized)
 
-    monkeypatch.setattr(core.inside("backends.inductor.parallel.inline"), "compile_trace", without_lowering)
+    monkeypatch.setattr(core.inside("backends.inductor.parallel.work"), "compile_trace", without_lowering)
     monkeypatch.setenv("RESOLUTE_WORKERS", "0")
 
 

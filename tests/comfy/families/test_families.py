@@ -90,7 +90,7 @@ def test_an_attention_of_another_node_runs(bench: Bench) -> None:
 
 @pytest.mark.parametrize("bench", ["Flux"], indirect=True)
 def test_its_blocks_can_be_left_out_by_name(bench: Bench, core: SimpleNamespace) -> None:
-    left_out = core.ours("blocks.left_out")
+    left_out = core.ours("blocks.families")
     hooks = core.ours("blocks.families").hooks_of(bench.module, core.roles.UNET, None, None)
     left_out.require_known(["SingleStreamBlock", "double_blocks.1"], hooks)
     with pytest.raises(Exception, match="DoubleStreamBlock, SingleStreamBlock and the places double_blocks"):

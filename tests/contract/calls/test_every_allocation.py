@@ -18,10 +18,10 @@ import torch
 from compile_cache.backends.base import Call, Capabilities
 from compile_cache.backends.cuda_graphs import capture as capturing
 from compile_cache.backends.cuda_graphs import pools
-from compile_cache.backends.cuda_graphs.run_cost import RunCost
 from compile_cache.backends.cudagraph import CudaGraphProgram
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.calls.cache import GraphCache
+from compile_cache.choices.stopwatch import RunCost
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
 from ..out_of_memory import Graph, OutOfMemoryAt, TorchWithoutCuda

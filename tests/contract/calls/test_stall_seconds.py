@@ -10,7 +10,7 @@ from torch import nn
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import compile_queue, inline
+from compile_cache.backends.inductor.parallel import compile_queue, work
 from compile_cache.backends.inductor.regions import region as regions
 from compile_cache.calls.cache import GraphCache
 from compile_cache.errors import CaptureError
@@ -55,7 +55,7 @@ def waited(cache: GraphCache) -> float:
 def test_a_compile_and_its_comparison_with_the_original(
     clock: Clock, timed: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock.slow(monkeypatch, inline, "compile_trace", 100.0)
+    clock.slow(monkeypatch, work, "compile_trace", 100.0)
     clock.slow(monkeypatch, regions, "difference_from_original", 1.0)
     bound = timed.bind(seeded(Block))
     bound(tokens())

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.foreign.all_modules import foreign_on_every_module
-from compile_cache.foreign.authors import author_of, is_written_by, is_written_for
+from compile_cache.foreign.authors import author_of, foreign_on_every_module, is_written_by, is_written_for
 from compile_cache.foreign.reach import CodeReach, ReachCache, exchanged
 
 _NUMBERS = itertools.count()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.foreign.all_modules import foreign_on_every_module
+from compile_cache.foreign.authors import foreign_on_every_module
 from compile_cache.foreign.reach import ReachCache
 from compile_cache.regions.structure import structure_digest
 

@@ -384,7 +384,7 @@ def test_a_fill_that_fails_is_left_to_core_and_leaves_nothing_pinned(paging: Mod
 class TestStableAddresses:
     @pytest.fixture
     def kept(self, adapter: Callable[[str], ModuleType]) -> Any:
-        return adapter("weights.stable_addresses").StableAddresses(host=HOST)
+        return adapter("weights.weights_epoch").StableAddresses(host=HOST)
 
     def test_a_tensor_keeps_its_address_and_gets_the_new_values(self, kept: Any) -> None:
         own: dict[str, Any] = {"table": torch.ones(3), "small": nn.Parameter(torch.ones(2))}

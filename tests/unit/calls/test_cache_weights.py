@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from compile_cache.backends.base import Capabilities
-from compile_cache.backends.cuda_graphs.run_cost import RunCost
 from compile_cache.call_policy import ANYTHING
 from compile_cache.calls import cache as cache_module
 from compile_cache.calls.cache import GraphCache
 from compile_cache.captures import attempts
+from compile_cache.choices.stopwatch import RunCost
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
 from compile_cache.weights import Weights

@@ -8,7 +8,7 @@ from compile_cache.config import CacheConfig
 
 from ..fakes import BUDGET, FakeGraph, FakeProgram, Module, answer, expect
 
-LIVE = Capabilities(available=True, captures=True, reads_live_weights=True, returns_memory=False)
+LIVE = Capabilities(available=True, captures=True, keeps_graphs=True)
 
 
 class LiveGraph(FakeGraph):

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from compile_cache.calls import report_rows, rows
-from compile_cache.calls.misses import FIRST, FREED, SINCE
-from compile_cache.calls.reason_texts import BYPASSES, because
+from compile_cache.calls.reasons import BYPASSES, FIRST, FREED, SINCE, because
 from compile_cache.calls.run_summary import Run
 from compile_cache.errors import BypassCode
 from compile_cache.stats import Event

@@ -10,23 +10,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from compile_cache.captures.captures import Captures
-from compile_cache.keys import CaptureKey
+from compile_cache.keys import ANY_EPOCH, CaptureKey
 
 from ..fakes import FakeGraph, Module
 
 BUDGET = 10
 
 
-def key(owner: int) -> CaptureKey:
+def key(owner: int, epoch: int = 1) -> CaptureKey:
     """The key of a module's only capture."""
-    return CaptureKey(Module().call().key, "cpu", owner, 1)
+    return CaptureKey(Module().call().key, "cpu", owner, epoch)
 
 
 def graph(size: int) -> FakeGraph:
     return FakeGraph(lambda x: x, size)
 
 
-KEYS = st.sampled_from([key(owner) for owner in range(5)])
+PERMANENT = key(5, ANY_EPOCH)
+KEYS = st.sampled_from([*(key(owner) for owner in range(5)), PERMANENT])
 SIZES = st.integers(0, BUDGET + 2)
 
 
@@ -40,37 +41,34 @@ class AgainstANaiveModel(RuleBasedStateMachine):
         self.made: list[FakeGraph] = []
         self.hits: dict[CaptureKey, int] = {}
         self.pinned: set[CaptureKey] = set()
-        self.permanent: set[CaptureKey] = set()
         self.evictions = 0
 
     def drop(self, key: CaptureKey) -> None:
         self.kept = [entry for entry in self.kept if entry[0] != key]
         self.pinned.discard(key)
-        self.permanent.discard(key)
 
     def shrink(self, limit: int) -> int:
         freed = 0
         for each, kept in list(self.kept):
             if sum(one.bytes for _, one in self.kept) <= limit:
                 break
-            if each not in self.pinned | self.permanent:
+            if each not in self.pinned | {PERMANENT}:
                 freed += kept.bytes
                 self.evictions += 1
                 self.drop(each)
         return freed
 
-    @rule(key=KEYS, size=SIZES, is_permanent=st.sampled_from([False, False, False, True]))
-    def put(self, key: CaptureKey, size: int, is_permanent: bool) -> None:
+    @rule(key=KEYS, size=SIZES)
+    def put(self, key: CaptureKey, size: int) -> None:
         made = graph(size)
         self.drop(key)
-        fits = size + sum(one.bytes for each, one in self.kept if each in self.pinned | self.permanent) <= BUDGET
-        assert self.captures.put(key, made, size, is_permanent) == fits
+        fits = size + sum(one.bytes for each, one in self.kept if each in self.pinned | {PERMANENT}) <= BUDGET
+        assert self.captures.put(key, made, size) == fits
         if fits:
             self.shrink(BUDGET - size)
             self.kept.append((key, made))
             self.made.append(made)
             self.hits[key] = 0
-            self.permanent |= {key} if is_permanent else set()
 
     @rule(key=KEYS)
     def get(self, key: CaptureKey) -> None:

@@ -74,7 +74,6 @@ FLOORS = [
     ("nodes/adapters/sampling",),
     ("nodes/adapters/process",),
     ("nodes/adapters/weights",),
-    ("nodes/adapters/blocks/left_out.py",),
     ("nodes/adapters/blocks/families.py",),
     ("nodes/adapters/blocks/vaes.py",),
     ("nodes/adapters/blocks/videos",),

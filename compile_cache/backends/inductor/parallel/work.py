@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
 
 from ....errors import first_line
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile import operators
-from ..compile.artifacts import unpack
+from ..compile.artifacts import pack, unpack
+from ..compile.lowering import compile_trace
+from ..compile.tracing import Trace
+from ..regions.region import trace_of
 from .described_gpu import why_not
 from .failures import (
     HungError,
@@ -19,7 +27,6 @@ from .failures import (
     NoWorkersError,
     OtherEnvironmentError,
 )
-from .inline import compile_here, traced
 from .job import job_of
 from .process import Compiled
 from .task import AT_SIZES, CompileTask
@@ -234,3 +241,19 @@ class CompileWork:
         with self._tasks.lock:
             self._wait_again(*[task for _, task in self._tasks.jobs.values()])
             self._tasks.jobs.clear()
+
+
+def traced(task: CompileTask, between: Callable[[], None]) -> Trace:
+    """The trace by the task's strategy. between: called between two operators. Raises whatever the block raises."""
+    with torch.no_grad():
+        return trace_of(task.call, task.hints, task.is_oblivious, between)
+
+
+def compile_here(task: CompileTask, between: Callable[[], None], lock: AbstractContextManager[Any]) -> None:
+    """Add the code to the task's region, to be compared by the next call. lock: of the table. Raises whatever torch
+    raises.
+    """
+    call = task.call
+    compiled = compile_trace(traced(task, between), keep=call.store is not None)
+    with lock:
+        call.region.add(compiled, functools.partial(pack, call.region.key, call.region.label, compiled))

@@ -17,7 +17,7 @@ from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile import private_cache
 from compile_cache.backends.inductor.compile.shape_guards import ShapeGuards, Verdict
-from compile_cache.backends.inductor.parallel import inline
+from compile_cache.backends.inductor.parallel import work
 from compile_cache.backends.inductor.parallel.failures import HungError
 from compile_cache.backends.inductor.parallel.task import CompileTask
 from compile_cache.backends.inductor.regions import region
@@ -146,7 +146,7 @@ def test_a_cancel_that_a_trace_takes_reaches_the_prompt_and_the_trace_is_made_ag
     rig: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ComfyUI's operations raise it once, in the thread that runs them first."""
-    pressed, trace_of = [InterruptedError("cancelled")], inline.trace_of
+    pressed, trace_of = [InterruptedError("cancelled")], work.trace_of
 
     def interrupted(*arguments: Any) -> Any:
         if pressed:
@@ -155,7 +155,7 @@ def test_a_cancel_that_a_trace_takes_reaches_the_prompt_and_the_trace_is_made_ag
 
     bound, progress = rig.bind(seeded(Attention, 16)), Stopper()
     rig.call(bound, random(2, 5, 16), random(2, 5, 16), progress=progress)
-    monkeypatch.setattr(inline, "trace_of", interrupted)
+    monkeypatch.setattr(work, "trace_of", interrupted)
     rig.work()
     assert (progress.passed_on, rig.queue.left, rig.workers.jobs) == (1, 1, [])
     rig.now += 1.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compile_cache.backends.base import Code
-from compile_cache.backends.inductor.parallel import inline, task_list, work
+from compile_cache.backends.inductor.parallel import task_list, work
 from compile_cache.backends.inductor.parallel.failures import (
     HungError,
     KilledError,
@@ -205,7 +205,7 @@ def test_a_fault_of_the_system_in_this_process_ends(rig: Behind, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     rig = Behind(workers=0)
-    monkeypatch.setattr(inline, "compile_trace", fail)
+    monkeypatch.setattr(work, "compile_trace", fail)
     rig.leave(rig.bind(seeded(Block)), tokens())
     rig.work(here=True)
     assert (rig.queue.left, len(rig.queue.table.failed)) == (0, 1)

@@ -60,7 +60,7 @@ AFTER_THE_FIRST = """
 import sys, threading
 from pathlib import Path
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import inline, worker
+from compile_cache.backends.inductor.parallel import work, worker
 from tests.contract.rig import Attention, Model, Rig, inputs, seeded
 
 class Three(Model):
@@ -68,7 +68,7 @@ class Three(Model):
         super().__init__()
         self.attentions[1] = Attention(16, eps=1e-3)
 
-real_trace, real_receive = inline.trace_of, worker.receive
+real_trace, real_receive = work.trace_of, worker.receive
 received, traced, first_is_back = [], [], threading.Event()
 
 def receive(stream):
@@ -86,7 +86,7 @@ def trace(*args):
         sys.stdin.read()
     return real_trace(*args)
 
-inline.trace_of, worker.receive = trace, receive
+work.trace_of, worker.receive = trace, receive
 Rig(InductorBackend(), workers=2, store_folder=Path("STORE"), source="one").bind(seeded(Three))(*inputs())
 """
 

@@ -16,7 +16,7 @@ from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
 from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import inline, task_list, work, worker
+from compile_cache.backends.inductor.parallel import task_list, work, worker
 from compile_cache.backends.inductor.parallel.job import settings_for
 from compile_cache.backends.inductor.regions import region
 
@@ -175,7 +175,6 @@ def test_a_compile_without_memory_is_waited_for_no_longer(rig: Behind, monkeypat
     bound = rig.bind(seeded(Block))
     with monkeypatch.context() as patch:
         patch.setattr(work, "traced", refuse)
-        patch.setattr(inline, "traced", refuse)
         for _ in range(2):
             with rig.expect({"out_of_memory": 1}, eager_calls=1):
                 assert bound.error(tokens()) == 0

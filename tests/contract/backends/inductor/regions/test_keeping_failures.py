@@ -14,7 +14,7 @@ from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile import artifacts, environment
 from compile_cache.backends.inductor.compile.compiled_region import CompiledRegion
 from compile_cache.backends.inductor.compile.shape_guards import ConfirmedSizes
-from compile_cache.backends.inductor.parallel import inline
+from compile_cache.backends.inductor.parallel import work
 from compile_cache.backends.inductor.regions import region, table
 from compile_cache.store import artifact_store
 from compile_cache.store.artifact_store import ArtifactStore
@@ -22,13 +22,13 @@ from compile_cache.store.shape_history import ShapeHistory
 
 from ....rig import TOLERANCE, Attention, Bound, Rig, random, seeded
 
-REAL_COMPILE = inline.compile_trace
+REAL_COMPILE = work.compile_trace
 TENSORS = (random(2, 5, 16), random(2, 7, 16, seed=1))
 
 # Every step between a call and the store. On each the test lets the step fail, in a process that compiles and in one
 # that finds the region on disk.
 STEPS: list[tuple[Any, str]] = [
-    (inline, "pack"),
+    (work, "pack"),
     (artifacts, "measured"),
     (artifacts, "_payload"),
     (artifacts, "_pickled"),
@@ -74,7 +74,7 @@ def _compiled_once(made: list[CompiledRegion], monkeypatch: pytest.MonkeyPatch) 
             made.append(REAL_COMPILE(traced, keep=True))
         return replace(made[0], confirmed=ConfirmedSizes())
 
-    monkeypatch.setattr(inline, "compile_trace", compile_trace)
+    monkeypatch.setattr(work, "compile_trace", compile_trace)
 
 
 @pytest.fixture

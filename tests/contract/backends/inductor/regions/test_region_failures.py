@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import inline
+from compile_cache.backends.inductor.parallel import work
 from compile_cache.backends.inductor.regions import region
 from compile_cache.regions.site import Hook, RegionSite
 
@@ -292,7 +292,7 @@ class TestComparing:
     def raised(self, monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
         """What the next runs of compiled code raise."""
         errors: list[Exception] = []
-        compile_trace = inline.compile_trace
+        compile_trace = work.compile_trace
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             made = compile_trace(*args, **kwargs)
@@ -306,7 +306,7 @@ class TestComparing:
             made.code = failing
             return made
 
-        monkeypatch.setattr(inline, "compile_trace", compiled)
+        monkeypatch.setattr(work, "compile_trace", compiled)
         return errors
 
     def test_where_memory_is_short_the_original_runs_and_the_next_call_compares(

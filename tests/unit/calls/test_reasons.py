@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compile_cache.calls.misses import FIRST, FREED, SeenSignatures, explain_miss
+from compile_cache.calls.reasons import FIRST, FREED, SeenSignatures, explain_miss
 from compile_cache.keys import CaptureKey, GraphKey, Role, Signature, TensorSpec
 
 
