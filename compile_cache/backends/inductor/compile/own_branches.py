@@ -33,11 +33,11 @@ class InOperators(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         self._shape_env.in_operator = False
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         self._shape_env.in_operator = True
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
