@@ -26,15 +26,8 @@ def keep_opaque(graph: torch.fx.Graph, device: torch.device) -> None:
         return
     for node in list(graph.nodes):
         schema = getattr(node.target, "_schema", None)
-        turned = node.args[0] if schema is not None and schema.name == _DEQUANTIZE else None
-        if isinstance(turned, torch.fx.Node) and turned.target is torch.ops.aten.t.default:
-            with graph.inserting_before(node):
-                whole = graph.call_function(node.target, (turned.args[0], *node.args[1:]))
-                made = graph.call_function(turned.target, (whole,))
-            made.meta, whole.meta = dict(node.meta), {**node.meta, "val": node.meta["val"].t()}
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
-            continue
+        if schema is not None and schema.name == _DEQUANTIZE:
+            _transpose_behind(graph, node)
         if schema is None or schema.name != _CAST or node.args[0].meta["val"].dtype not in _FP8:
             continue
         with graph.inserting_before(node):
@@ -42,6 +35,21 @@ def keep_opaque(graph: torch.fx.Graph, device: torch.device) -> None:
         made.meta = dict(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
+
+
+def _transpose_behind(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    turned, aten = node.args[0], torch.ops.aten
+    if isinstance(turned, torch.fx.Node) and turned.target is aten.clone.default:
+        turned = turned.args[0]
+    if not isinstance(turned, torch.fx.Node) or turned.target is not aten.t.default:
+        return
+    with graph.inserting_before(node):
+        whole = graph.call_function(node.target, (turned.args[0], *node.args[1:]))  # type: ignore[arg-type]
+        made = graph.call_function(aten.t.default, (whole,))
+    whole.meta = {**node.meta, "val": node.meta["val"].t().contiguous()}
+    made.meta = {**node.meta, "val": whole.meta["val"].t()}
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -9,13 +11,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from compile_cache.backends.inductor.compile import casts
 
 
-def test_a_weight_in_fp8_is_dequantized_before_it_is_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("turned", [torch.Tensor.t, lambda weight: weight.t().contiguous()])
+def test_a_weight_in_fp8_is_dequantized_before_it_is_transposed(monkeypatch: pytest.MonkeyPatch, turned: Any) -> None:
     kitchen = pytest.importorskip("comfy_kitchen")
     monkeypatch.setattr(casts, "_lacks_fp8", lambda device: True)
     weight, scale = torch.randn(4, 6).to(torch.float8_e4m3fn), torch.tensor(0.5)
 
     def transposed(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = kitchen.dequantize_per_tensor_fp8(weight.t(), scale, torch.float32)
+        found: torch.Tensor = kitchen.dequantize_per_tensor_fp8(turned(weight), scale, torch.float32)
         return found
 
     traced = make_fx(transposed, tracing_mode="fake")(weight, scale)
