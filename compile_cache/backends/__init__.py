@@ -1,1 +1,1 @@
-"""How graphs are made: one file or folder per backend, behind the interface of `base`."""
+"""The backends that run, compile and capture modules: one file or folder each, behind the interface of `base`."""

@@ -1,4 +1,4 @@
-"""The interface of a backend. CONTRIBUTING says how to add one."""
+"""The interface of a backend. CONTRIBUTING.md explains how to add one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ..weights import Weights
 class Capabilities:
     """The abilities of a backend on a type of device.
 
-    reason, remedy: if not available, why, and what to do about it.
+    reason, remedy: if the backend is not available, why, and what the user can do about it.
     keeps_graphs: a graph serves every weights epoch and is never evicted, because closing it frees no memory. Its
-        method `refresh_weights(epoch)` points it at the module's present weights; False: it must be built anew.
-    needs_static_weights: it refuses models whose weights are paged. Others also run on `Weights` with pages.
-    detail: more about what runs, for people.
+        method `refresh_weights(epoch)` points it at the module's current weights; False: the graph must be rebuilt.
+    needs_static_weights: the backend refuses models whose weights are paged. Other backends also run on paged weights.
+    detail: compiler, versions and limitations, as text for the user.
     """
 
     available: bool
@@ -43,9 +43,9 @@ class Capabilities:
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """Which method of the module a call calls, for a backend that runs another form of the same module (OneFlow).
+    """The module's method that a call invokes, for a backend that runs a converted copy of the module (OneFlow).
 
-    `arguments(tensors)` returns its positional and keyword arguments, with `tensors` in place of the call's own.
+    `arguments(tensors)` returns the positional and keyword arguments, with `tensors` in place of the call's own.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Keys of regions, by where their compiled code is: in memory, in the store on disk, or nowhere yet."""
+    """Region keys, grouped by where the compiled code is: in memory, in the store on disk, or not compiled yet."""
 
     in_memory: frozenset[str] = frozenset()
     on_disk: frozenset[str] = frozenset()
@@ -66,18 +66,18 @@ class Call:
     """One call of a module.
 
     tensors: in the order of the key's signature.
-    invoke: calls the module's own code with `tensors` in place of the call's. A backend may call it several times; it
+    invoke: runs the module's own code with `tensors` in place of the call's. A backend may call it several times, and
         must not keep or change the tensors.
-    device: of the first tensor, "cuda:0" or "cpu".
+    device: the device of the first tensor, "cuda:0" or "cpu".
     epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
-    torch_flags: that it computes under, see flags.py.
-    policy: what may be done with it.
-    why_captured: why a capture is made now, where nothing else says so.
-    is_behind: what has no code yet runs its original, and is compiled behind the call.
-    begins_run: it is the first one of a sampling run, or a call outside of any.
-    is_compared: in turn with its original, which may be as fast as compiled code, see `WholeCalls`.
-    method: None if `invoke` does more than to call one method of the module.
-    weights: see `Weights`.
+    torch_flags: torch's flags during the call, see flags.py.
+    policy: how the call may run, and if it may be repeated or captured.
+    why_captured: the reason to report for a capture, if no difference between capture keys explains it.
+    is_behind: regions without code run the original, and are compiled in the background.
+    begins_run: the call is the first of a sampling run, or is outside any run.
+    is_compared: compiled code and the original run in turn and are timed, see `WholeCalls`.
+    method: None if `invoke` does more than call one method of the module.
+    weights: where the module's weights are while the call runs.
     """
 
     key: GraphKey
@@ -98,20 +98,20 @@ class Call:
 
     @property
     def is_timed(self) -> bool:
-        """It counts in its comparison: not if something else makes the call run eagerly, nor, if it is compared as it
-        comes, where it does more than its key says.
+        """True if the call is timed for the comparison with the original. A call whose policy is eager is not; nor,
+        unless `is_compared` is set, a call that is not repeatable: it may do more than its key says.
         """
         comes = self.is_behind and self.policy.is_repeatable
         return (self.is_compared or comes) and not self.policy.is_eager
 
 
 class Graph(Protocol):
-    """A captured forward for one exact signature. `bytes`: the memory that it takes on the device."""
+    """A captured forward for one exact signature. `bytes`: the device memory of the graph."""
 
     bytes: int
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Run with `tensors`. The result belongs to the caller: it is never a static buffer of the graph."""
+        """Replay with `tensors` as inputs. The caller owns the result: it is never a static buffer of the graph."""
         ...
 
     def close(self) -> None: ...
@@ -119,12 +119,12 @@ class Graph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureFacts:
-    """Facts known before a capture, from the run before it and of the device. The defaults refuse no capture.
+    """Facts about the device and the run before a capture. The defaults refuse no capture.
 
-    peak: bytes that the run allocated at once. If it compiled or compared regions, it is too high.
-    limit: a capture that needs more bytes is not made. spare: so many bytes more must be free while it is made.
-    host_share: see `RunCost.host_share`, of that run. least_host_share: with less a capture gains nothing, so none is
-    made.
+    peak: peak bytes that the run allocated; too high if the run compiled or compared regions.
+    limit: a capture that needs more bytes is refused. spare: bytes that must stay free during the capture.
+    host_share: the run's `RunCost.host_share`. least_host_share: below this share a capture gains nothing and is
+    refused.
     """
 
     peak: int = 0
@@ -135,10 +135,10 @@ class CaptureFacts:
 
 
 class Code(Enum):
-    """The compiled code of all regions that a call runs."""
+    """The state of the compiled code of all regions that a call runs."""
 
-    COMING = "coming"  # some region has none yet
-    CAME = "came"  # some code was not compared with its original yet
+    COMING = "coming"  # some region has no code yet
+    CAME = "came"  # some code has not been compared with its original yet
     READY = "ready"
 
 
@@ -146,18 +146,18 @@ class Program(ABC):
     """One module bound to one backend."""
 
     def __init__(self, owner: int, capabilities: Capabilities) -> None:
-        self.owner = owner  # in-process number of the module, for CaptureKey
+        self.owner = owner  # the module's number in this process, for CaptureKey
         self.capabilities = capabilities
-        # Of the latest `run` or `compare`. ran_compiled: False if every block ran eagerly. ran_originals: in place of
-        # code that will come.
+        # Set by the latest `run` or `compare`. ran_compiled: False if every block ran eagerly. ran_originals: some
+        # blocks ran their original because their code is still being compiled.
         self.ran_compiled, self.ran_originals = True, False
 
     def code_of(self, key: GraphKey) -> Code:
-        """Of the regions that the latest run of a call with this key came to."""
+        """The state of the code of all regions that the latest call with this key ran."""
         return Code.READY
 
     def has_run(self, key: GraphKey) -> bool:
-        """This program ran a call with the key, and so knows what it lacks; not if another one stood in for it."""
+        """True if this program, not its stand-in, ran a call with the key and so knows which code is missing."""
         return True
 
     @property
@@ -167,93 +167,93 @@ class Program(ABC):
 
     @property
     def blocks(self) -> dict[str, int]:
-        """How many blocks of this module may be regions, by how they were found: "catalogued" or "recognised"."""
+        """The number of blocks of this module that may be regions, by origin: "catalogued" or "recognised"."""
         return {}
 
     @property
     def quantized(self) -> frozenset[tuple[str, str]]:
-        """Layouts of quantized weights in compiled blocks, each with the operator of its product; an empty text where
-        they are dequantized first.
+        """Layouts of quantized weights in compiled blocks, each with the operator that multiplies by them; the operator
+        is empty for weights that are dequantized first.
         """
         return frozenset()
 
     @property
     def region_keys(self) -> frozenset[str]:
-        """Keys of the regions that calls of this module ran. If the next process loads these, it compiles nothing."""
+        """Keys of the regions that calls of this module ran. A process that loads all of these compiles nothing."""
         return frozenset()
 
     @abstractmethod
     def run(self, call: Call) -> Any:
-        """Run the call, by compiled code where the backend has some. Compiles what is missing, which can take minutes.
+        """Run the call with the backend's compiled code. Compiles missing code, which can take minutes.
 
-        Raises what the module raises, and whatever cancels.
+        Raises the module's own errors, and the exceptions of a cancelled prompt.
         """
 
     def compare(self, call: Call) -> Any:
-        """Run the call as its capture of the first tier does, and compare some of the code that came since then."""
+        """Run the call as its first-tier capture runs it, and compare some of the code compiled since that capture."""
         return self.run(call)
 
     def close(self) -> None:  # noqa: B027
-        """The module was garbage collected: let go of its blocks now, not when Python next collects cycles."""
+        """The module was garbage collected: release its blocks now, not at Python's next cycle collection."""
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
         """Capture a graph for the call's signature, right after a `run` of the same call returned `result`.
 
-        Raises CaptureError, and of that OverBudgetError and NoGainError if `facts` rule it out.
+        Raises CaptureError; its subclasses OverBudgetError and NoGainError if `facts` rule the capture out.
         """
         raise NotImplementedError(f"{type(self).__name__} does not capture")
 
 
 class Backend(ABC):
-    """One way to run modules. There is one instance of each backend; it is shared by all threads."""
+    """One way to run modules. All threads share the one instance of each backend."""
 
     name: str
 
     def stored(self) -> dict[str, int]:
-        """Contents of its store on disk: numbers of `regions` and `bytes`, and their `limit`; empty without a store."""
+        """The store on disk: its number of `regions`, its `bytes`, and their `limit`; empty without a store."""
         return {}
 
     def ready_regions(self) -> int:
-        """How many regions have compiled code in memory: of all models, each once."""
+        """The number of regions with compiled code in memory, over all models; a shared region counts once."""
         return 0
 
     def failed_regions(self) -> list[str]:
-        """Why there is no code of regions in the end, a sentence for each."""
+        """One sentence for each region that could not be compiled: why not."""
         return []
 
     def retry_failed(self) -> None:  # noqa: B027
-        """Compile those again, when a call comes to them."""
+        """Let the next call of each failed region compile it again."""
 
     def coming(self, more: int = 0) -> tuple[int, float | None]:
-        """How many regions are being compiled, and in about how many seconds these are there, and `more` that no call
-        left yet; None until the first one of this process is.
+        """The number of regions being compiled, and the estimated seconds until these are compiled and `more` that no
+        call has queued yet. The seconds are None until this process has compiled its first region.
         """
         return 0, 0.0
 
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
-        """Where the compiled code of these regions is, for a device."""
+        """Locate the compiled code of these regions for a device."""
         return Located()
 
     def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:
-        """Load regions from the store before the first call needs them. Returns how many artifacts it loaded."""
+        """Load regions from the store before the first call needs them. Returns the number of artifacts loaded."""
         return 0
 
     def prewarm(  # noqa: B027
         self, device: torch.device, config: CacheConfig, host: HostLoad, lacks_regions: bool = False
     ) -> None:
-        """A module will be bound and run soon: start slow imports and processes in the background. Returns at once.
+        """Start slow imports and processes in the background, before a module is bound. Returns at once.
 
-        host: what calls leave. lacks_regions: a model that was used before lacks some of its compiled code.
+        host: the host time that calls leave free. lacks_regions: a model used before lacks some of its compiled code.
         """
 
     @property
     def is_starting(self) -> bool:
-        """`prewarm` has started something that is not done yet, or the first regions are being loaded."""
+        """True while `prewarm`'s background work runs, or the first regions are being loaded."""
         return False
 
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
-        """Find out if it can run on a type of device ("cuda", "cpu"). Cheap, and without side effects."""
+        """The backend's capabilities on a device type ("cuda", "cpu"). Cheap, and without side effects."""
 
     @abstractmethod
     def bind(

@@ -1,4 +1,4 @@
-"""CUDA graphs of the unmodified forward: nothing is compiled, and eager's kernels run without their launch overhead."""
+"""CUDA graphs of the unmodified forward: no compilation; the eager kernels run without their launch overhead."""
 
 from __future__ import annotations
 

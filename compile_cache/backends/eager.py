@@ -1,4 +1,4 @@
-"""The original forward with the cache's counters: the reference to compare the other backends with."""
+"""The original forward with the cache's counters: the reference for the other backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of backends, and which one `auto` takes on a device."""
+"""The table of backends, and the choice of `auto` on a device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .base import Backend, Capabilities
 
 class _Entry(NamedTuple):
     name: str
-    module: str  # below this folder, imported at the first use
-    kind: str  # the subclass of Backend in it
-    in_auto: bool = False  # whether `auto` may take it
+    module: str  # relative to this package, imported at the first use
+    kind: str  # the name of the Backend subclass in it
+    in_auto: bool = False  # whether `auto` may choose it
 
 
-# One line for each backend, in the order of the node's choices. `auto` takes the first that can run.
+# One line for each backend, in the order of the node's choices. `auto` chooses the first one that is available.
 _TABLE = (
     _Entry("inductor", ".inductor.backend", "InductorBackend", in_auto=True),
     _Entry("cudagraph", ".cudagraph", "CudaGraphBackend", in_auto=True),
@@ -30,12 +30,12 @@ AUTO = "auto"
 NAMES = tuple(_ENTRIES)
 CHOICES = (AUTO, *NAMES)
 
-_lock = threading.Lock()  # a thread that preloads regions asks for backends too
+_lock = threading.Lock()  # the thread that preloads regions calls `get` too
 _instances: dict[str, Backend] = {}
 
 
 def get(name: str) -> Backend:
-    """The one instance of a backend, made at its first use. Raises UnknownBackendError."""
+    """The single instance of a backend, created at its first use. Raises UnknownBackendError."""
     with _lock:
         if name not in _instances:
             _instances[name] = _make(name)
@@ -51,14 +51,14 @@ def _make(name: str) -> Backend:
 
 
 def candidates(name: str) -> list[Backend]:
-    """The backends that `resolve` may return for `name`, on whatever device. Raises UnknownBackendError."""
+    """The backends that `resolve` may return for `name`, on any device. Raises UnknownBackendError."""
     return [get(entry.name) for entry in _TABLE if entry.in_auto] if name == AUTO else [get(name)]
 
 
 def resolve(name: str, device: str) -> tuple[Backend, Capabilities, str]:
-    """The backend for `name` (one of CHOICES) on a device type ("cuda", "cpu"), and a sentence that says why.
+    """The backend for `name` (one of CHOICES) on a device type ("cuda", "cpu"), its capabilities, and why, as text.
 
-    A backend that was chosen by name is never replaced by another. Raises UnknownBackendError, and
+    A backend chosen by name is never replaced by another. Raises UnknownBackendError, and
     BackendUnavailableError with the reason and the remedy if the chosen backend cannot run on that device.
     """
     if name != AUTO:

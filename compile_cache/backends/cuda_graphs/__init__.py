@@ -1,1 +1,1 @@
-"""Capture a forward as a CUDA graph, and give its memory back."""
+"""Capture a forward as a CUDA graph, and free the graph's memory."""

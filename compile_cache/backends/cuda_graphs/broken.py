@@ -1,4 +1,4 @@
-"""End a capture that is not used, so that the process goes on as if it had not been."""
+"""End a failed or cancelled capture, and restore the state of torch's allocators and random numbers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ logger = logging.getLogger(__name__)
 
 
 def keep_for_good(error: BaseException) -> None:
-    """Leak the tensors of a broken capture, which the frames of its error hold.
+    """Leak the tensors of a broken capture, which the frames of its error keep alive.
 
-    Under cudaMallocAsync, freeing memory of a broken capture ends the process, from a destructor where nothing can
-    catch it. A list of errors would be emptied when the interpreter exits, so leak a reference instead.
+    Under cudaMallocAsync, freeing memory of a broken capture ends the process, in a destructor where nothing can catch
+    it. The interpreter would empty a list of errors when it exits, so we leak a reference instead.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
 
 
 def let_go(error: BaseException | None) -> None:
-    """Empty the frames of an error and of those that it took the place of: they hold tensors of the capture."""
+    """Clear the frames of an error, its contexts and its causes: they keep tensors of the capture alive."""
     seen, errors = set[int](), [error]
     while errors:
         each = errors.pop()
@@ -37,11 +37,11 @@ def let_go(error: BaseException | None) -> None:
 
 
 def abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
-    """End a capture on the current stream, which is that of the capture.
+    """End a capture on the current stream, which must be the capture's stream.
 
-    If the driver broke it, `capture_end` raises before it tells torch's allocators and torch's random numbers. The
-    allocator of the device would then take every later allocation for a part of the capture: it would free nothing any
-    more, and refuse every further capture. That of pinned memory cannot be told, and refuses captures in this pool.
+    If the driver broke the capture, `capture_end` raises before it notifies torch's allocators and random number
+    generators. The device allocator would then count every later allocation to the capture: it would free nothing, and
+    refuse every further capture. The pinned-memory allocator cannot be notified, and refuses captures in this pool.
     """
     try:
         graph.capture_end()
@@ -50,7 +50,7 @@ def abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
         logger.debug("the broken capture ended with: %s", first_line(error))
         try:
             end_allocate_to_pool(device, pool)
-            release_pool(device, pool)  # a graph that is deleted does that only if its capture ended well
+            release_pool(device, pool)  # a deleted graph releases its pool only if its capture succeeded
         except RuntimeError as ended:
             logger.debug("torch's allocator had ended the capture: %s", first_line(ended))
         pools.shared.broke(device)
@@ -58,10 +58,10 @@ def abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
 
 
 def _end_random_numbers(device: int) -> None:
-    """Make torch count random numbers on the device as ordinary ones again. Only a capture that ends well does so.
+    """Take the device's random number generator out of capture mode, which only a successful capture does.
 
     Until then the next random number and the next replay of any graph raise "Offset increment outside graph capture
-    encountered unexpectedly". So record a graph of one kernel: of an empty graph torch warns.
+    encountered unexpectedly". So capture a graph of one kernel: torch warns of an empty graph.
     """
     graph = torch.cuda.CUDAGraph()
     try:

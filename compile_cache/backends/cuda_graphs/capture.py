@@ -1,8 +1,8 @@
-"""Capture a forward as a CUDA graph, with torch's own allocator and with cudaMallocAsync, ComfyUI's default.
+"""Capture a forward as a CUDA graph, under torch's own allocator and under cudaMallocAsync, ComfyUI's default.
 
-Inputs and outputs are in ordinary memory, allocated before the capture. Memory that the forward allocates inside the
-capture is also freed inside. So between replays a graph holds no memory of its own, all graphs of a device share one
-pool, and under cudaMallocAsync no allocation node outlives its graph.
+Static inputs and outputs are in ordinary memory, allocated before the capture. Memory that the forward allocates inside
+the capture is also freed inside it. So between replays a graph needs no memory of its own, all graphs of a device share
+one pool, and under cudaMallocAsync no allocation node outlives its graph.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Invoke = Callable[[Sequence[torch.Tensor]], Any]
 class CapturedGraph:
     """One captured forward. Not thread-safe: the cache's lock guards capture and replay.
 
-    inputs, outputs: the static buffers; leaves of the result that are no tensors are returned as they are.
-    kept: tensors that the graph reads, see `host_constants`, which are of `constants`. `bytes` is that of these alone:
-    all graphs of a device share the memory that a replay works in (`pools`). device: its number. peak: bytes that a
-    replay works in. uncaptured_seconds: of its rehearsal; 0.0 without one.
+    inputs, outputs: the static buffers; leaves of the result that are not tensors are returned unchanged.
+    kept: copies from `constants` that the graph reads, see `host_constants`. `bytes` counts inputs, outputs and kept
+    alone: all graphs of a device share the pool in which a replay allocates (`pools`). device: the device's number.
+    peak: bytes that a replay allocates in the pool. uncaptured_seconds: duration of the rehearsal; 0.0 without one.
     """
 
     uncaptured_seconds = 0.0
@@ -72,7 +72,7 @@ class CapturedGraph:
             self._trims = trims()
         foreach_copy(self._inputs, list(tensors))
         self._graph.replay()
-        # The original may return one tensor twice (ControlNet's residuals, which are scaled in place): do the same.
+        # The original may return one tensor twice (ControlNet's residuals, scaled in place): return one clone twice.
         copies = {id(leaf): leaf.clone() for leaf in self._outputs if isinstance(leaf, torch.Tensor)}
         results = [copies.get(id(leaf), leaf) for leaf in self._outputs]
         return pytree.tree_unflatten(results, self._spec)
@@ -88,9 +88,9 @@ class CapturedGraph:
 class Recorder:
     """Captures the calls of one program.
 
-    Calls with the same tensor names, the same plain values and the same variant run the same code, whatever their
-    shapes. So of these only the first is rehearsed; with quantized weights each is, since comfy-kitchen tunes and
-    allocates by shape. variant: which compiled code runs in the call.
+    Calls with the same tensor names, plain values and variant run the same code at any shapes. So only the first of
+    these is rehearsed; with quantized weights every call is, because comfy-kitchen tunes and allocates by shape.
+    variant: identifies the compiled code that runs in the call.
     """
 
     def __init__(self) -> None:
@@ -118,9 +118,9 @@ def capture(
 ) -> CapturedGraph:
     """Capture `invoke(tensors)`, which has just run and returned `result`, so that every kernel is compiled and loaded.
 
-    rehearse: run once more on the stream of the capture first, see `_rehearse`. constants: of an earlier call that ran
-    the same code. Raises CaptureError with the cause, NoGainError, OverBudgetError, and whatever cancels; in each case
-    the unfinished graph is dropped.
+    rehearse: run once more on the capture's stream first, see `_rehearse`. constants: those of an earlier call that ran
+    the same code. Raises CaptureError with the cause, NoGainError, OverBudgetError, and cancellations; in each case the
+    unfinished graph is dropped.
     """
     _require_gain(facts.host_share, facts)
     require_one_device(tensors)
@@ -158,8 +158,8 @@ def capture(
 
 @contextlib.contextmanager
 def _beside(device: int) -> Iterator[None]:
-    """On the stream of captures. What the stream was given runs before anything that is launched afterwards, also
-    after an error: the rehearsal may still run then, and it writes to memory that goes back to the allocator.
+    """Switch to the stream of captures. At the end the caller's stream waits for it, also after an error: a rehearsal
+    that still runs would write to memory that was returned to the allocator.
     """
     stream = pools.shared.stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -178,15 +178,15 @@ def _require_gain(host_share: float, facts: CaptureFacts) -> None:
 def _rehearse(
     invoke: Invoke, inputs: list[torch.Tensor], module: torch.nn.Module | None
 ) -> tuple[HostConstants | None, Run]:
-    """Run on the stream of the capture. Raises CaptureError if anything waits for the GPU, or if the forward keeps
-    a tensor for a later call.
+    """Run on the capture's stream. Returns the host constants (None if not needed) and the run that made them. Raises
+    CaptureError if the forward waits for the GPU, or keeps a tensor for a later call.
 
     Code that waits (`.item()`, a copy to the CPU) would break the capture, and under cudaMallocAsync the process ends
     as soon as a tensor of a broken capture is freed. The run also makes cuBLAS allocate its workspace for this stream:
-    allocated inside the capture, it would be freed with the graph.
+    a workspace allocated inside the capture would be freed with the graph.
 
-    Where it waits only to copy what the forward makes on the host, the copies are made before the capture. Two more
-    runs show that: one that makes them, and one that uses them and must not wait.
+    A forward that waits only to copy values it made on the host can be captured: the values are copied beforehand. Two
+    more runs check this: one makes the copies, and one uses them and must not wait.
     """
     with refused_if_read(module):
         waits = waits_of(functools.partial(_run, invoke, inputs))
@@ -214,7 +214,7 @@ def _run(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
 
 
 def _leaves_of(invoke: Invoke, inputs: list[torch.Tensor]) -> list[Any]:
-    """Of the result. In a frame of its own: a refusal that comes after the call lets the result go."""
+    """The leaves of the result. A separate frame, so that an error raised after the call does not keep them alive."""
     with launches_by_address():
         leaves: list[Any] = pytree.tree_flatten(invoke(inputs))[0]
     return leaves
@@ -234,10 +234,10 @@ def _require_constant(run: Run) -> None:
 def _capture_with_constants(
     invoke: Invoke, inputs: list[torch.Tensor], outputs: list[Any], pool: Any, constants: HostConstants | None
 ) -> tuple[torch.cuda.CUDAGraph, Run]:
-    """Capture with copies in place of what the forward makes on the host, see `host_constants`.
+    """Capture with copies in place of the values that the forward makes on the host, see `host_constants`.
 
-    Values of another shape than the rehearsed one show in the capture itself. That one is dropped unlaunched, the
-    copies are made, and a second one uses them.
+    At shapes that were not rehearsed, the capture itself reveals values without a copy. Then we drop that graph without
+    a launch, copy the values, and capture again.
     """
     if constants is None:
         return _capture_on_current_stream(invoke, inputs, outputs, pool), Run()
@@ -290,8 +290,8 @@ def _capture_on_current_stream(
         abandon(graph, device, pool)
         raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
     except BaseException as error:
-        # A cancel, which ComfyUI's operations check for, or a launch that is refused. The capture is intact: free its
-        # tensors while it still runs.
+        # A cancellation, for which ComfyUI's operations check, or a refused launch. The capture is intact: free its
+        # tensors while it is still open.
         let_go(error)
         abandon(graph, device, pool)
         if isinstance(error, RefusedLaunchError):

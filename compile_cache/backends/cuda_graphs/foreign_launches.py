@@ -1,10 +1,10 @@
-"""Triton kernels of other packages in a capture, to which Triton's launcher passes tensors.
+"""Launch other packages' Triton kernels by address inside a capture.
 
-The launcher asks the driver about each tensor's pointer, and the driver has no answer for memory that cudaMallocAsync,
-ComfyUI's default, allocates inside a capture. Packages catch that error and compute something else, which was not
-rehearsed: with SageAttention 1.0.6, torch 2.11 and an H100 that broke the capture, and the process ended. So the
-launcher gets addresses, about which it does not ask, as our own kernels do (`KernelByAddress`). A launch whose
-arguments are not that simple is refused, by an error that nothing catches on its way.
+Triton's launcher asks the driver about each tensor's pointer, and the driver has no answer for memory that
+cudaMallocAsync, ComfyUI's default, allocates inside a capture. Packages catch that error and fall back to other code,
+which was not rehearsed: with SageAttention 1.0.6, torch 2.11 and an H100 that broke the capture, and the process ended.
+So we pass addresses to the launcher, for which it makes no query, as for our own kernels (`KernelByAddress`). We refuse
+a launch whose arguments cannot be replaced so, with an error that no `except Exception` catches.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ...torch_facts import private_names
 from .memory import is_trimmable
 
 _this = threading.local()
-# Attributes of Triton's launcher: bytes that it allocates for each program of a kernel, and passes as a tensor.
+# Attributes of Triton's launcher: bytes of scratch memory per program of a kernel, which it passes as a tensor.
 _SCRATCH = ("global_scratch_size", "profile_scratch_size")
 
 
 class RefusedLaunchError(BaseException):
-    """Not an Exception: ComfyUI and other packs catch those around their kernels, and go on with another one."""
+    """A BaseException, because ComfyUI and other packs catch Exception around a kernel and fall back to another one."""
 
 
 @contextlib.contextmanager
 def launches_by_address() -> Iterator[None]:
-    """Within, Triton's launcher gets addresses for tensors in this thread; but not with torch's own allocator, whose
-    memory the driver knows. Raises RefusedLaunchError where that is not possible, and again at the end, in case a bare
-    `except` caught it.
+    """In this block and thread, pass addresses instead of tensors to Triton's launcher. Does nothing under torch's own
+    allocator, whose memory the driver knows. Raises RefusedLaunchError at a launch that cannot be converted, and again
+    at the end, in case a bare `except` caught it.
     """
     _this.is_within, _this.refused = is_trimmable(), ""
-    if _this.is_within and "triton" in sys.modules:  # what the call launches it has launched before
+    if _this.is_within and "triton" in sys.modules:  # the call ran before, so Triton is imported if it launches one
         _guard(private_names.CudaLauncher)
     try:
         yield
@@ -47,7 +47,7 @@ def launches_by_address() -> Iterator[None]:
 
 @functools.cache
 def _guard(launcher: type[Callable[..., None]] | None) -> None:
-    """Once, for good: if two threads put something in its place and back, one may put back what the other had put."""
+    """Patch the launcher once and for good: if two threads patch and restore it, one may restore the other's patch."""
     if launcher is None:
         return
     launch = launcher.__call__
@@ -66,13 +66,13 @@ def _guard(launcher: type[Callable[..., None]] | None) -> None:
 
 
 def _address(argument: Any) -> Any:
-    """For a tensor on the GPU, or Triton's view of one (TensorWrapper), its address."""
+    """The address of a GPU tensor, or of Triton's view of one (TensorWrapper); any other argument unchanged."""
     kind = getattr(getattr(argument, "device", None), "type", "")
     return argument.data_ptr() if kind == "cuda" and hasattr(argument, "data_ptr") else argument
 
 
 def _has_tensor(argument: Any) -> bool:
-    """True of what the launcher takes for one, of a tuple with one, and of a TensorDescriptor, whose `base` it is."""
+    """True if the launcher treats the argument as a tensor; also for a tuple with one, and a TensorDescriptor."""
     if isinstance(argument, tuple):
         return any(map(_has_tensor, argument))
     return hasattr(getattr(argument, "base", argument), "data_ptr")

@@ -1,14 +1,14 @@
 """Values that a forward makes on the host and copies to the GPU, such as `torch.arange(n).to(x)`.
 
-Such a copy waits for the GPU, so it cannot be captured. Most transformers of ComfyUI make one: a table of frequencies,
-positions, or a list of sizes in `torch.tensor(sizes, device=...)`. If a call makes the value itself, from numbers of
-Python alone, every call of its signature makes the same one, just as it makes the same scalars. So the value is copied
-to the GPU before the capture, and inside the capture a clone of that copy takes its place.
+Such a copy waits for the GPU, so it cannot be captured. Most transformers of ComfyUI make one: a frequency table,
+positions, or a list of sizes in `torch.tensor(sizes, device=...)`. If a call computes the value from Python numbers
+alone, every call of its signature computes the same value, just as it computes the same scalars. So we copy the value
+to the GPU before the capture, and the capture reads a clone of that copy.
 
-Two modes of torch see to that, in rehearsals and captures of forwards that need it and nowhere else. A host tensor is
-constant if an operator of this call made it from constant ones: not from the call's inputs, a weight, an option, a
-random number or anything on the GPU. Only constant ones are replaced. Each run compares them by content with the
-copies: a value that differs between two runs of a call is missing there, and the call is not captured.
+Two torch modes make the replacement, only in rehearsals and captures of forwards that need it. A host tensor is
+constant if an operator of this call made it from constant tensors: not from the call's inputs, a weight, an option, a
+random number or anything on the GPU. Only constant tensors are replaced. Each run looks them up among the copies by
+content: a value that differs between two runs of a call has no copy, and the call is not captured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...regions.slots import all_parts
 from ...torch_facts.private_names import TorchDispatchMode, pytree
 from .kept_tensors import clear_caches
 
-# A host tensor of no dimensions is a scalar argument for most operators. These copy it.
+# Most operators take a 0-dim host tensor as a scalar argument. These copy it to the device.
 _COPY_SCALARS = frozenset(
     {"aten::copy_", "aten::index", "aten::index_put", "aten::index_put_", "aten::to", "aten::_to_copy"}
 )
@@ -41,7 +41,7 @@ Key = tuple[Any, ...]
 
 @dataclass
 class Run:
-    """One run with the constants: those it used, those that it lacked, and whether it copied other host tensors."""
+    """One run with constants: the copies it used, the values without a copy, and if it copied other host tensors."""
 
     used: dict[int, torch.Tensor] = field(default_factory=dict)
     missing: list[tuple[torch.device, torch.Tensor]] = field(default_factory=list)
@@ -49,13 +49,13 @@ class Run:
 
 
 class HostConstants:
-    """Copies on the GPU of the values that the forward of one module makes on the host.
+    """GPU copies of the values that the forward of one module makes on the host.
 
-    It keeps a copy as long as a run or a graph has it. Not thread-safe: the cache's lock guards captures.
+    Holds the copies weakly: a run or a graph keeps them alive. Not thread-safe: the cache's lock guards captures.
     """
 
     def __init__(self, module: torch.nn.Module | None) -> None:
-        """module: functions of its code that keep results (`functools.cache`) make them anew in each run."""
+        """module: each run first clears the `functools.cache` of functions in this module's code."""
         self._code = modules_of(all_parts(module)) if module is not None else set()
         self._copies: weakref.WeakValueDictionary[Key, torch.Tensor] = weakref.WeakValueDictionary()
 
@@ -63,20 +63,20 @@ class HostConstants:
     def observed(
         self, inputs: Sequence[torch.Tensor], is_capturing: bool = False, makes: bool = False
     ) -> Iterator[Run]:
-        """Replace constant host tensors by their copies, in this thread. inputs: of the call.
+        """Replace constant host tensors by their copies, in this thread. inputs: the call's tensors.
 
-        is_capturing: nothing may be copied from the host, so empty tensors take the place of what is missing; the graph
-        of such a run must not be launched. makes: copy what is missing.
+        is_capturing: copies from the host are impossible, so a value without a copy becomes an empty tensor; a graph
+        with such a value must not be launched. makes: copy values that have no copy yet.
         """
         clear_caches(self._code)
         run = Run()
         with _FromPython(), _Replacing(self, run, is_capturing, makes):
             yield run
-        # An input on the host can become numbers of Python unseen (`tolist`), so no value is known to be constant.
+        # `tolist` turns a host input into Python numbers unseen by the modes, so no value is known to be constant.
         run.has_foreign |= any(tensor.device.type == "cpu" for tensor in inputs)
 
     def add(self, missing: Sequence[tuple[torch.device, torch.Tensor]]) -> list[torch.Tensor]:
-        """Copy host tensors to their devices. Returns the copies, which the caller keeps alive."""
+        """Copy host tensors to their devices. Returns the copies; the caller must keep them alive."""
         return [self._copied(device, value) for device, value in missing]
 
     def _copied(self, device: torch.device, value: torch.Tensor) -> torch.Tensor:
@@ -88,8 +88,8 @@ class HostConstants:
 
 
 def require_one_device(tensors: Sequence[torch.Tensor]) -> None:
-    """Raises CaptureError for an input that is not where the first one is. Code can read one on the host unseen, by
-    `item`, `tolist` or as the number of a kernel, and every replay would work with the value of the capture.
+    """Raises CaptureError if an input is not on the first input's device. Code can read a host input unseen (`item`,
+    `tolist`, or as a kernel's scalar argument), and every replay would use the value from the capture.
     """
     device = tensors[0].device
     if (other := next((each.device for each in tensors if each.device != device), None)) is not None:
@@ -102,7 +102,7 @@ def _key(device: torch.device, value: torch.Tensor) -> Key:
 
 
 class _FromPython(TorchFunctionMode):
-    """`torch.tensor(numbers, device=...)` copies inside one operator. Split it in two: the tensor, then the copy."""
+    """Splits `torch.tensor(numbers, device=...)` in two, because it copies inside one operator: tensor, then copy."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -122,7 +122,7 @@ class _Replacing(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, constants: HostConstants, run: Run, is_capturing: bool, makes: bool) -> None:
         super().__init__()
         self._constants, self._run, self._is_capturing, self._makes = constants, run, is_capturing, makes
-        self._constant: dict[int, torch.Tensor] = {}  # by the address of the storage, which the value keeps from re-use
+        self._constant: dict[int, torch.Tensor] = {}  # by storage address; the value keeps the storage alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs or {}))
@@ -140,7 +140,7 @@ class _Replacing(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _note(self, func: Any, result: Any, on_host: Sequence[torch.Tensor], is_pure: bool) -> None:
-        """Note which host tensors are constant after an operator. is_pure: it made its result of constant ones."""
+        """Record which host tensors are constant after an operator. is_pure: its inputs were all constant."""
         if not is_pure and func._schema.is_mutable:
             for tensor in on_host:
                 self._constant.pop(tensor.untyped_storage().data_ptr(), None)
@@ -154,7 +154,7 @@ class _Replacing(TorchDispatchMode):  # type: ignore[misc]
         return type(tensor) is torch.Tensor and tensor.untyped_storage().data_ptr() in self._constant
 
     def _replaced(self, leaf: Any, device: torch.device, copies_scalars: bool) -> Any:
-        """The clone of a copy, for a host tensor that an operator reads on `device`; anything else as it is."""
+        """A clone of the copy, for a host tensor that an operator reads on `device`; any other value unchanged."""
         if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu" or not (leaf.ndim or copies_scalars):
             return leaf
         copy = None
@@ -182,7 +182,7 @@ def _writes_to_host(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _device_of(leaves: Sequence[Any]) -> torch.device | None:
-    """The device other than the host that an operator reads or writes on; None without one."""
+    """The first non-CPU device among an operator's arguments; None without one."""
     for leaf in leaves:
         device = leaf.device if isinstance(leaf, torch.Tensor) else leaf
         if isinstance(device, torch.device) and device.type != "cpu":

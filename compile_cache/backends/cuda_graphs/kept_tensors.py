@@ -1,11 +1,11 @@
-"""Tensors that a forward keeps: on its modules, as `self.embedding = ...` does, and in caches of functions.
+"""Tensors that a forward keeps: on its modules (`self.embedding = ...`), and in caches of functions.
 
-One that is made inside a capture lies in the memory of the graphs. There the next replay writes over it, and a module
-would keep it longer than its graph. If the model's code never reads the attribute (it is for logging), the module gets
-back what it had before. If it may, a later call depends on an earlier one, and the forward is not captured.
+A tensor made inside a capture lies in the graphs' memory pool: the next replay overwrites it, and the module would keep
+it longer than the graph lives. If the model's code never reads the attribute (it is for logging), we restore its
+previous value. If the code may read it, a later call depends on an earlier one, and the forward is not captured.
 
-What functions and methods keep (`functools.lru_cache`) is made anew in each rehearsal and capture: nothing would hold
-it while replays read it.
+Each rehearsal and capture clears `functools.lru_cache` of functions and methods, so that their results are computed
+again: otherwise nothing would keep a cached tensor alive while replays read it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ...regions.slots import all_parts
 from ...regions.structure import TORCH_OWN
 
 _ABSENT = object()
-_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})  # the last two not in every Python
+_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})  # not every Python has the last two
 
-_Tensors = dict[int, torch.Tensor]  # by id; held, so that no later tensor gets one of these ids
-# For each module its dictionary, a copy of it, and the tensors in each attribute that has some.
+_Tensors = dict[int, torch.Tensor]  # by id; keeps the tensors alive, so that no later tensor reuses one of these ids
+# For each module: its `__dict__`, a copy of it, and the tensors of each attribute that contains some.
 _Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, _Tensors]]]
 
 
 class _Look(dict[type, Any]):
-    """One look at a model: by class what its values are, a tensor, a container or neither.
+    """One scan of a model for tensors. Maps each class to its base: torch.Tensor, a container type, or None.
 
-    inside: the tensors in each container that was met, by its id. DynamicVRAM gives all modules one dictionary with an
-    entry for each of them. It is looked into once, not once for each module, and so is a container that holds itself.
+    inside: the tensors in each visited container, by the container's id. So each container is scanned once: DynamicVRAM
+    gives all modules one shared dictionary with an entry per module, and a container may contain itself.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class _Look(dict[type, Any]):
         return self[kind]
 
     def held(self, own: dict[str, Any]) -> dict[str, _Tensors]:
-        """The tensors of each attribute that has some."""
+        """The tensors of each attribute that contains some, by attribute name."""
         found: dict[str, _Tensors] = {}
         for name, value in own.items():
             kind = self[type(value)]
@@ -80,7 +80,7 @@ class _Look(dict[type, Any]):
 
 @contextlib.contextmanager
 def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
-    """Around a call outside a capture. Raises CaptureError if it keeps a tensor that the model's code may read."""
+    """Wrap a call outside a capture. Raises CaptureError if the call keeps a tensor that the model's code may read."""
     parts = _parts(module)
     files = modules_of(parts)
     clear_caches(files)
@@ -96,10 +96,10 @@ def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def put_back(module: torch.nn.Module | None) -> Iterator[None]:
-    """Around a call inside a capture: no attribute of a module and no cache of a function has a tensor that the call
-    made, however it ends.
+    """Wrap a call inside a capture: afterwards no module attribute and no function cache contains a tensor that the
+    call made, even if the call raises.
 
-    An error holds them, so that `keep_for_good` keeps them too.
+    Attaches the removed tensors to an error of the call, so that `keep_for_good` leaks them too.
     """
     parts = _parts(module)
     files = modules_of(parts)
@@ -110,7 +110,7 @@ def put_back(module: torch.nn.Module | None) -> Iterator[None]:
     except Exception as error:
         vars(error)["tensors"] = [*_put_back(before), *map(_contents, _caches_in(files))]
         raise
-    except BaseException:  # a cancel: they go while the capture still runs
+    except BaseException:  # a cancel: free the tensors while the capture is still open
         _put_back(before)
         raise
     finally:
@@ -119,13 +119,13 @@ def put_back(module: torch.nn.Module | None) -> Iterator[None]:
 
 
 def clear_caches(files: Iterable[str]) -> None:
-    """Empty the caches (`functools.lru_cache`) of the functions and methods that these Python modules define."""
+    """Clear the `functools.lru_cache` of each function and method that these Python modules define."""
     for cache in _caches_in(files):
         cache.cache_clear()
 
 
 def _caches_in(files: Iterable[str]) -> list[functools._lru_cache_wrapper[Any]]:
-    """`type(each)` in place of `isinstance`: these modules have thousands of names, and each capture asks."""
+    """Compares `type(each)`, faster than `isinstance`: the modules have thousands of names, scanned at each capture."""
     found: list[Any] = []
     for file in files:
         members = list(vars(sys.modules[file]).values()) if file in sys.modules else []
@@ -136,7 +136,7 @@ def _caches_in(files: Iterable[str]) -> list[functools._lru_cache_wrapper[Any]]:
 
 
 def _contents(cache: functools._lru_cache_wrapper[Any]) -> list[Any]:
-    """The results in a cache, which has no name for them."""
+    """The results in a cache, read through the garbage collector: `lru_cache` has no public access to them."""
     held = [each for each in gc.get_referents(cache) if type(each) is dict]
     return [value for each in held for value in each.values()]
 
@@ -151,7 +151,7 @@ def _attributes(parts: Iterable[torch.nn.Module]) -> _Attributes:
 
 
 def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
-    """The attributes with tensors that were not there before."""
+    """The attributes that contain a tensor which they did not contain before."""
     look = _Look()
     return [
         (own, name)
@@ -162,7 +162,7 @@ def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
 
 
 def _put_back(before: _Attributes) -> list[Any]:
-    """Returns what was there instead."""
+    """Restore the attributes' previous values. Returns the values that the call had set."""
     known = {id(own): attributes for own, attributes, _ in before}
     displaced = []
     for own, name in _kept_since(before):
@@ -174,13 +174,13 @@ def _put_back(before: _Attributes) -> list[Any]:
 
 
 def _is_read(files: Iterable[str], name: str) -> bool:
-    """The name is read anywhere in these Python modules."""
+    """True if any code in these Python modules reads an attribute of this name."""
     known, seen = [each for each in files if each in sys.modules], set[int]()
     return any(_reads(code, name) for file in known for code in _code_in(vars(sys.modules[file]), seen))
 
 
 def _code_in(members: Mapping[str, Any], seen: set[int]) -> Iterator[CodeType]:
-    """Of all functions and of all methods of classes; of a decorated one what its author wrote."""
+    """The code of all functions, methods and property getters; of a decorated function, the code its author wrote."""
     for value in list(members.values()):
         if isinstance(value, type) and id(value) not in seen:
             seen.add(id(value))

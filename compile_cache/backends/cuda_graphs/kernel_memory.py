@@ -1,11 +1,11 @@
-"""Memory that comfy-kitchen's int8 product keeps for each stream, claimed before a capture.
+"""The workspace of comfy-kitchen's int8 matrix product, allocated before a capture.
 
-The product has a buffer for each stream, as large as it needed so far. Where a larger product needs more, it frees the
-buffer and allocates another one. Inside a capture that breaks the capture ("cuBLAS error: 13"), and a graph that was
-captured before would go on working in freed memory. So the product that needs most is computed once on the stream of
-captures, and the buffer stays: 17 MB on an H200.
+The product has one workspace per stream, as large as the largest product so far needed. A product that needs more frees
+it and allocates a larger one. Inside a capture this breaks the capture ("cuBLAS error: 13"), and a graph captured
+before would work in freed memory. So we compute the product with the largest workspace once on the stream of captures,
+and the workspace stays: 17 MB on an H200.
 
-Read in comfy-kitchen 0.2.31 (`cutlass_gemm_int8.cu`) and in newer versions, which are alike in this.
+Source: comfy-kitchen 0.2.31 (`cutlass_gemm_int8.cu`); newer versions do the same.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from ...torch_facts.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-_AS_INT8 = ("INT8", "Int8", "W4A4")  # parts of the names of layouts
-_TILE = (128, 256)  # rows and columns of its largest tile
+_AS_INT8 = ("INT8", "Int8", "W4A4")  # substrings of layout names
+_TILE = (128, 256)  # rows and columns of the kernel's largest tile
 _DEPTH = 256
-# With fewer results, or with less than so many rows for a depth as large as the columns, it takes other tiles.
+# With fewer results, or with fewer rows at a depth as large as the columns, the kernel chooses other tiles.
 _LEAST_RESULTS = 4_193_793
 _LEAST_ROWS = 5_676
 
 
 def has_quantized(module: torch.nn.Module | None) -> bool:
-    """True if the module has weights of several tensors, so its products may be comfy-kitchen's."""
+    """True if the module has weights made of several tensors, so comfy-kitchen may compute its products."""
     return any(form.count > 1 for form in forms_in(module))
 
 
 def has_int8_products(module: torch.nn.Module | None) -> bool:
-    """True if the module has weights that comfy-kitchen may multiply as int8: int8_tensorwise, or four bits as int8."""
+    """True if the module has weights that comfy-kitchen may multiply as int8: int8_tensorwise, or 4 bits as int8."""
     return any(word in form.layout for form in forms_in(module) for word in _AS_INT8)
 
 
 @functools.cache
 def claim(device: int) -> None:
-    """Make comfy-kitchen allocate its buffer for the current stream, which is that of captures. It does so once.
+    """Make comfy-kitchen allocate its workspace for the current stream, the stream of captures, once per device.
 
-    Raises torch's OutOfMemoryError. Where the product cannot run, it claims nothing: no capture has it either.
+    Raises torch's OutOfMemoryError. Allocates nothing if the product cannot run: then no capture contains it either.
     """
     product = getattr(torch.ops.comfy_kitchen, "int8_linear", None)
     if product is None:
@@ -60,10 +60,10 @@ def claim(device: int) -> None:
 
 
 def largest_product(multiprocessors: int) -> tuple[int, int, int]:
-    """Rows, columns and depth of a product that needs as much memory as any on a GPU with so many multiprocessors.
+    """Rows, columns and depth of a product with the largest workspace, on a GPU with this many multiprocessors.
 
-    The kernel splits the tiles of an incomplete wave among all multiprocessors, and each keeps a tile of sums. So this
-    product has one tile more than full waves have.
+    The kernel splits the tiles of an incomplete wave among all multiprocessors, and each keeps a tile of partial sums.
+    So this product has one tile more than a number of full waves.
     """
     rows, columns = _TILE
     waves = 2

@@ -1,9 +1,9 @@
-"""Memory of the device for CUDA graphs: what a capture will need, room for it, and how to give it back.
+"""Device memory for CUDA graphs: estimate a capture's need, make room for it, and release it.
 
 Under cudaMallocAsync the memory of a graph belongs to the driver, not to torch's allocator. Between two launches, and
 after the graph is deleted, the driver keeps it until it is trimmed; the next launch maps it again. torch has no
-function for that, so call the driver's `cuDeviceGraphMemTrim`. Under torch's own allocator all graphs of a device hold
-one pool, which is freed with the last of them.
+function to trim, so we call the driver's `cuDeviceGraphMemTrim`. Under torch's own allocator all graphs of a device
+share one pool, which is freed with the last graph.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _RESERVED_NOW = 2  # CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
 
 
 def trims() -> int:
-    """How often memory of living graphs was released. A graph maps it again at its next launch."""
+    """The number of times that memory of live graphs was released. A graph maps it again at its next launch."""
     return _trims
 
 
 def is_trimmable() -> bool:
-    """True if the memory of graphs can be released while they live, because it belongs to the driver."""
+    """True if the memory of live graphs can be released, because it belongs to the driver."""
     return _on_nvidia() and torch.cuda.get_allocator_backend() == "cudaMallocAsync"
 
 
@@ -43,7 +43,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def driver_graph_bytes(device: int) -> int:
-    """Bytes of a device that the driver holds for graphs now; 0 if that is unknown."""
+    """Bytes of a device that the driver reserves for graphs now; 0 if unknown."""
     held = ctypes.c_uint64(0)
     try:
         answer = _driver().cuDeviceGetGraphMemAttribute(ctypes.c_int(device), _RESERVED_NOW, ctypes.byref(held))
@@ -54,8 +54,8 @@ def driver_graph_bytes(device: int) -> int:
 
 
 def release_graph_memory() -> None:
-    """Free graph memory that no graph uses now, on every device that this process uses: to ask another one would take
-    half a GiB there. Does nothing without an NVIDIA driver in use.
+    """Free unused graph memory on every device that this process uses; a query on another device would create a context
+    of half a GiB there. Does nothing if CUDA is not initialized on an NVIDIA GPU.
     """
     global _trims
     if not _on_nvidia():
@@ -74,17 +74,17 @@ def release_graph_memory() -> None:
 
 
 def room_for(needed: int) -> int:
-    """Bytes that a graph may take whose run allocates `needed` bytes."""
+    """Upper bound, in bytes, for the memory of a graph whose run allocates `needed` bytes."""
     return needed + needed // 8 + _ROUNDING
 
 
 def make_room(device: int, needed: int, spare: int = 0) -> None:
-    """Leave memory to the driver, which maps that of a graph at its first launch: enough for a run that allocates
-    `needed` bytes, and `spare` bytes more.
+    """Free device memory for the driver, which maps a graph's memory at its first launch: enough for a run that
+    allocates `needed` bytes, and `spare` bytes more.
 
-    The driver cannot ask others for memory: torch's allocator keeps what it once had, and ComfyUI's pages of weights
-    take what is free. Both give way to an ordinary allocation. They must do so now: unloading pages waits for the GPU,
-    which ends a capture. Raises torch's OutOfMemoryError.
+    The driver cannot reclaim memory from others: torch's allocator caches freed blocks, and ComfyUI's weight pages fill
+    the free memory. An ordinary allocation makes both release memory. It must happen now: unloading pages waits for the
+    GPU, which would break a capture. Raises torch's OutOfMemoryError.
     """
     torch.cuda.empty_cache()
     torch.empty(room_for(needed) + spare, dtype=torch.uint8, device=f"cuda:{device}")
@@ -92,9 +92,9 @@ def make_room(device: int, needed: int, spare: int = 0) -> None:
 
 
 def map_memory(graph: torch.cuda.CUDAGraph) -> None:
-    """Let the driver map the memory of a recorded graph now, on the current stream. Nothing is computed.
+    """Let the driver map the memory of a captured graph now, on the current stream, without running a kernel.
 
-    Otherwise the first launch does that. Where the driver or torch has no function for it, launch once.
+    Otherwise the first launch maps it. If the driver or torch has no function for it, the graph is launched once.
     """
     try:
         program = ctypes.c_void_p(graph.raw_cuda_graph_exec())

@@ -1,4 +1,4 @@
-"""The memory that all captures of a device work in."""
+"""The memory pool that all captures of a device share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .memory import driver_graph_bytes, is_trimmable
 
 
 class Pools:
-    """One memory pool per device for all graphs: no two of them run at the same time, so they can share it.
+    """One memory pool per device for all graphs: they can share it, because no two graphs run at the same time.
 
     torch deletes a pool with its last graph, and then a capture with the pool's handle fails. So a tiny graph on each
-    device keeps the pool. It goes with the last capture, and the pool's memory with it.
+    device, the anchor, keeps the pool alive. Closing the last capture resets the anchor, which frees the pool.
     """
 
     def __init__(self) -> None:
@@ -36,19 +36,19 @@ class Pools:
                 anchor.capture_begin(capture_error_mode="thread_local")
                 try:
                     torch.zeros(1, device=f"cuda:{device}")
-                finally:  # a full card: a stream that stays in a capture takes others into it
+                finally:  # out of memory: a stream left in capture mode would draw other streams into its capture
                     anchor.capture_end()
             self._anchors[device] = anchor
         return self._anchors[device].pool()
 
     def opened(self, device: int, growth: int) -> None:
-        """A graph was captured; with its first launch the pool grew by so many bytes."""
+        """A graph was captured; its first mapping grew the pool by `growth` bytes."""
         self._graphs[device] += 1
         self._grown[device] += growth
 
     def broke(self, device: int) -> None:
-        """CUDA broke a capture in the device's pool. torch refuses any other in that pool, so the next one gets a new
-        pool. Graphs that were made in the old one keep it."""
+        """CUDA broke a capture in the device's pool. torch refuses further captures in that pool, so the next capture
+        gets a new pool. Graphs captured in the old pool keep it alive."""
         if (anchor := self._anchors.pop(device, None)) is not None:
             anchor.reset()
 
@@ -59,7 +59,7 @@ class Pools:
             self._grown[device] = 0
 
     def bytes(self, only: int | None = None) -> int:
-        """The bytes that the pools of all devices hold, or that of one."""
+        """The bytes of the pools of all devices, or of device `only`."""
         devices = [device for device, count in self._graphs.items() if count and only in (None, device)]
         return sum(driver_graph_bytes(device) if is_trimmable() else self._grown[device] for device in devices)
 
@@ -68,8 +68,8 @@ shared = Pools()
 
 
 def pool_bytes(device: int | None = None) -> int:
-    """Bytes that captures share beside their own buffers. One that needs no more than that adds none.
+    """Bytes that captures share beside their own buffers. A capture that needs no more than these adds none.
 
-    device: its number; None for all devices.
+    device: the device's number; None for all devices.
     """
     return shared.bytes(device)

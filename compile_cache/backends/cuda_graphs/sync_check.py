@@ -1,8 +1,8 @@
 """Find code that waits for the GPU, without turning its waits into errors.
 
-`torch.cuda.set_sync_debug_mode` holds for the whole process. With "error", an `.item()` in another thread (a second
-GPU's worker, another pack) raises there. With "warn", it runs and warns, and a warning names the thread that it
-comes from.
+`torch.cuda.set_sync_debug_mode` applies to the whole process. With "error", an `.item()` in another thread (a second
+GPU's worker, another pack) raises there. With "warn", it runs and warns, and the handler of the warning runs in the
+thread that waits.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, TextIO
 
 import torch
 
-_TRIES = 3  # of a run that another thread disturbs
+_TRIES = 3  # attempts at a run during which another thread changed Python's warnings
 _SYNCHRONIZES = "synchronizing CUDA operation"  # in the text of torch's warning
 _DISTURBED = "an unknown place, because another thread changed Python's warnings meanwhile"
 
 
 class _Recorder:
-    """In place of `warnings.showwarning`: keeps the waits of one thread, and passes all else on.
+    """Replaces `warnings.showwarning`: records the waits of its own thread, and forwards all other warnings.
 
-    `warnings.catch_warnings` of another thread may put it back after its time. From then on it only passes on.
+    `warnings.catch_warnings` of another thread may reinstall it after `remove`. Then it forwards every warning.
     """
 
     def __init__(self, found: list[str]) -> None:
@@ -53,13 +53,13 @@ class _Recorder:
 
 @contextlib.contextmanager
 def recorded_waits() -> Iterator[list[str]]:
-    """Yields a list that gets "file:line" of each operation of this thread that waits for the GPU.
+    """Yields a list that receives "file:line" of each operation of this thread that waits for the GPU.
 
-    What other threads warn of goes its usual way, but for such waits: nobody asked to be warned of those. If another
-    thread exchanges the handlers or filters of warnings meanwhile, waits may be missed, so the list gets an entry.
+    Other threads' warnings are shown as usual, except for their waits: nobody asked to be warned of those. If another
+    thread changes the handler or filters of warnings meanwhile, waits may be missed; then the list gets an extra entry.
 
-    Not `warnings.catch_warnings`: where two threads use it at once, the one that ends last puts back what the other
-    one had set, for good.
+    `warnings.catch_warnings` is not safe here: if two threads use it at once, the one that exits last restores the
+    other one's handler for good.
     """
     found = list[str]()
     mode = torch.cuda.get_sync_debug_mode()
@@ -80,8 +80,8 @@ def recorded_waits() -> Iterator[list[str]]:
 
 
 def waits_of(run: Callable[[], object]) -> list[str]:
-    """Where `run` waits for the GPU. It runs again where another thread changed Python's warnings meanwhile: one that
-    compiles imports and traces.
+    """The places where `run` waits for the GPU, as "file:line". Repeats a run during which another thread changed
+    Python's warnings: a thread that compiles does so when it imports and traces.
     """
     for _ in range(_TRIES):
         with recorded_waits() as waits:
