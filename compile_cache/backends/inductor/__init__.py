@@ -1,8 +1,8 @@
-"""Regions compiled by inductor with dynamic shapes, then a capture of the whole forward per signature on CUDA.
+"""Regions compiled by inductor with dynamic shapes; on CUDA, one capture of the whole forward per signature.
 
-`backend` is the entrance; a `program` is one module and its calls. A folder imports only folders below it:
+`backend` is the entry point; a `program` is one module and its calls. A folder imports only folders listed below it:
 
-    parallel/    compile many regions at once, in processes of their own
+    parallel/    compile many regions at once, in worker processes
     regions/     the regions of one module, and the table of compiled regions that all modules share
-    compile/     from a block to compiled code: trace, lower, and keep it as an artifact
+    compile/     from a block to compiled code: trace, lower, and store as an artifact
 """

@@ -1,4 +1,4 @@
-"""The default backend: inductor compiles each region once for all shapes; on CUDA each signature is also captured."""
+"""The default backend: inductor compiles each region once for all shapes; on CUDA it also captures each signature."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # importing inductor takes seconds, and not every process com
 
 logger = logging.getLogger(__name__)
 
-# The oldest torch that `compile/` works with, and the newest that it was tested on. The tests run on both.
+# The oldest torch that `compile/` supports, and the newest torch that it was tested with. The tests run on both.
 OLDEST_TORCH = (2, 8)
 NEWEST_TORCH = (2, 15)
 
@@ -49,7 +49,7 @@ class InductorBackend(Backend):
         self._lock = threading.Lock()
         self._prewarming: threading.Thread | None = None
         self._lacks_regions = False
-        self._preloading: bool | None = None  # its first regions; None before these
+        self._preloading: bool | None = None  # True while the first `preload` runs; None before it
         self._stores: dict[EnvironmentFingerprint, ArtifactStore | None] = {}
         self._latest: ArtifactStore | None = None
 
@@ -63,7 +63,7 @@ class InductorBackend(Backend):
             return self._table
 
     def probe(self, device: str) -> Capabilities:
-        """Imports inductor, unless the device or a compiler is missing: does this torch have what is used of it?"""
+        """See `Backend.probe`. Imports inductor to look for torch's private names, if device and compiler exist."""
         machine = _probe_machine(device)
         return _probe_torch(machine, device) if machine.available else machine
 
@@ -82,13 +82,13 @@ class InductorBackend(Backend):
         return InductorProgram(owner, capabilities, *shared, store_for, build_hooks, stats, config)
 
     def prewarm(self, device: torch.device, config: CacheConfig, host: HostLoad, lacks_regions: bool = False) -> None:
-        """Import inductor in a thread while ComfyUI still loads the model, once.
+        """Import inductor in a thread while ComfyUI still loads the model.
 
-        Also start the worker processes, again if they ended before a model ran, where regions have to be compiled: if
-        the store is empty, or if `lacks_regions`.
+        Also start the worker processes if regions must be compiled (the store is empty, or `lacks_regions`), and start
+        them again if they ended before a model was bound.
         """
         self._lacks_regions = self._lacks_regions or lacks_regions
-        if lacks_regions:  # the thread may be past that
+        if lacks_regions:  # the thread may have passed that check
             self._start_workers(device, config)
         if self._prewarming is None or (self._background is None and not self._prewarming.is_alive()):
             self._prewarming = threading.Thread(target=self._prewarm, args=(device, config, host), daemon=True)
@@ -125,7 +125,7 @@ class InductorBackend(Backend):
             logger.debug("Resolute: why", exc_info=True)
 
     def _has_nothing_stored(self, device: torch.device, config: CacheConfig) -> bool:
-        # `is_new` looks at the folder alone. `_store` needs the environment, and with it inductor's import.
+        # `is_new` looks at the folder alone. `_store` needs the environment, which imports inductor.
         if config.store_folder is None or ArtifactStore.is_new(config.store_folder):
             return True
         store = self._store(device, config)
@@ -156,16 +156,16 @@ class InductorBackend(Backend):
     def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)
-        # Without a table nothing is in memory; making one would import inductor, and the caller would wait seconds.
+        # Without a table no code is in memory; creating one would import inductor and block the caller for seconds.
         in_memory = frozenset() if self._table is None else wanted & self._table.compiled_keys
         stored = {name.partition("-")[0] for name in _names(store)}
         on_disk = frozenset(key for key in wanted - in_memory if key[:DIGEST_CHARS] in stored)
         return Located(in_memory, on_disk, wanted - in_memory - on_disk)
 
     def preload(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> int:
-        if not _probe_machine(device.type).available:  # torch needs a compiler to load too: all would be discarded
+        if not _probe_machine(device.type).available:  # torch needs a compiler to load code too: all would be discarded
             return 0
-        self._preloading = self._preloading is None  # the first one also imports inductor
+        self._preloading = self._preloading is None  # the first `preload` also imports inductor
         try:
             store = self._store(device, config)
             return 0 if store is None else sum(self.table.preload(key, store) for key in keys)
@@ -175,7 +175,7 @@ class InductorBackend(Backend):
     def _store(self, device: torch.device, config: CacheConfig) -> ArtifactStore | None:
         """The store of compiled regions for a device; None if the setting is off or the folder cannot be used.
 
-        The environment is read anew each time: another pack may have changed TF32, for example.
+        Reads the environment at each call, because another pack may have changed a flag such as TF32.
         """
         if config.store_folder is None or lost(Loss.KEEPING):
             return None
@@ -183,18 +183,18 @@ class InductorBackend(Backend):
             from .compile.environment import environment_of
 
             environment = environment_of(device, config.source)
-        except Exception as error:  # torch's own settings and flags, which another version may have otherwise
+        except Exception as error:  # another torch version may name its settings and flags differently
             _warn_once(f"the environment of compiled code is unknown, so none is kept: {first_line(error)}")
             logger.debug("Resolute: why", exc_info=True)
             return None
         store = self._stores.get(environment) or _open_store(config.store_folder, environment, config.store_bytes)
-        self._stores[environment] = store  # a folder that cannot be used now may be usable later
+        self._stores[environment] = store  # None is retried: the folder may be usable later
         self._latest = store or self._latest
         return store
 
 
 def _names(store: ArtifactStore | None) -> list[str]:
-    """The names of its artifacts; none where it cannot be read, because then nothing can be loaded either."""
+    """The names of the store's artifacts; none if the folder cannot be read: then nothing can be loaded either."""
     try:
         return [] if store is None else store.names()
     except OSError as error:
@@ -212,7 +212,7 @@ def _open_store(folder: Path, environment: EnvironmentFingerprint, limit: int) -
 
 
 def _probe_machine(device: str) -> Capabilities:
-    """The capabilities that the version of torch, the device and its compiler allow. Imports nothing."""
+    """The capabilities by torch's version, the device and its compiler. Imports nothing."""
     if _version() < OLDEST_TORCH:
         reason = f"it needs torch {_text(OLDEST_TORCH)} or newer, and this is {torch.__version__}"
         return _missing(reason, "Update torch.")
@@ -225,7 +225,7 @@ def _probe_machine(device: str) -> Capabilities:
 
 
 def _probe_torch(machine: Capabilities, device: str) -> Capabilities:
-    """The capabilities of a machine with this torch: some are lost where it lacks a name that they need."""
+    """The machine's capabilities, without those for which this torch lacks a private name."""
     lack = lost(Loss.CALLS, Loss.COMPILING)
     if lack:
         return _missing(lack, f"Update Resolute, or install torch {_text(NEWEST_TORCH)} or older.")

@@ -1,1 +1,1 @@
-"""Compile many regions at once, in processes of their own."""
+"""Compile many regions at once, in worker processes."""

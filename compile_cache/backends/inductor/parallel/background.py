@@ -1,4 +1,4 @@
-"""The thread that works on the queue beside calls, and while nothing runs."""
+"""The background thread that works on the queue, beside calls and while no prompt runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ....torch_facts.private_names import giving_way
 from ..compile.tracing import import_all
 from .compile_queue import CompileQueue
 
-_IDLE_SECONDS = 2.0  # without a prompt: then this process also compiles what no worker can
+_IDLE_SECONDS = 2.0  # without a prompt, after which this process also compiles what no worker can
 _LOOK_SECONDS = 0.05
-_END_SECONDS = 10.0  # that the thread may take to end
+_END_SECONDS = 10.0  # the most time that the thread may take to end
 
 
 class BackgroundCompiler:
-    """Starts a thread when a call leaves a region, which ends when none is left."""
+    """Starts the thread when a call queues a region; the thread ends when no region is left."""
 
     def __init__(self, queue: CompileQueue, clock: Callable[[], float] = time.monotonic) -> None:
         self.queue, self._clock = queue, clock
@@ -28,7 +28,7 @@ class BackgroundCompiler:
         atexit.register(self.end)
 
     def coming(self, more: int) -> tuple[int, float | None]:
-        """See `Backend.coming`. From any thread."""
+        """See `Backend.coming`. Any thread may call it."""
         queue = self.queue
         with queue.lock:
             waiting = [task.call.region.label for task in queue.waiting.values()] + [""] * more
@@ -43,7 +43,7 @@ class BackgroundCompiler:
 
     def _live(self) -> None:
         has_worked, has_imported = False, False
-        with giving_way():  # to the calls of other threads
+        with giving_way():  # yield to the calls of other threads
             while not self._ending.wait(0 if has_worked else _LOOK_SECONDS):
                 host = self.queue.stats.host
                 if not has_imported:
@@ -60,7 +60,7 @@ class BackgroundCompiler:
                         return
 
     def end(self) -> None:
-        """Python ends: a thread that still traces would crash in it, and workers would go on with what they do."""
+        """Stop the thread and the workers at exit: a trace would crash in the interpreter's shutdown."""
         self._ending.set()
         thread = self._thread
         if thread is not None:

@@ -1,10 +1,10 @@
-"""The queue of regions that have no code. Calls run originals in their place, and leave them here.
+"""The compile queue: regions without code. Calls run the originals of these regions and queue them here.
 
-A call leaves a copy of each such block without its weights. This process traces the copies, and workers compile them;
-what no worker can compile this process does. The thread of `background` works on it beside calls, and a call that waits
-for its code works on it itself. The next call that comes to a region compares its code with the original.
+A call queues a copy of each such block without its weights. This process traces the copies, and workers compile them;
+this process compiles what no worker can. The thread of `background` works on the queue beside calls, and a call that
+waits for its code works on it too. The next call that reaches a region compares its code with the original.
 
-Locks, in this order: GraphCache's, which a call holds; that of `CompileWork`, held for one piece of work; the table's;
+Lock order: GraphCache's lock, which a call holds; the lock of `CompileWork`, held for one piece of work; the table's;
 the queue's, held for a moment. So the thread never makes a call wait for a trace or a compile.
 """
 
@@ -24,7 +24,7 @@ from .pool import WorkerPool
 from .task_list import TaskList, nothing
 from .work import CompileWork
 
-_POLL_SECONDS = 0.1  # between two looks for a cancel
+_POLL_SECONDS = 0.1  # between two checks for a cancellation
 
 
 class CompileQueue(TaskList, DeferredCompiler):
@@ -35,18 +35,18 @@ class CompileQueue(TaskList, DeferredCompiler):
         self.work = CompileWork(self)
 
     def workers_for(self, device: torch.device) -> int:
-        """How many may compile for a device."""
+        """The number of workers that may compile for a device."""
         return 0 if self.has_no_workers or why_not(device) else self.lease.plan(self._config.workers)
 
     def finish(self, keys: Iterable[str], progress: Progress, announce: Callable[[], None] = nothing) -> None:
-        """Wait until the regions with these keys are compiled, and work on that. Raises what cancels; what is left is
-        compiled in the background then.
+        """Work on the queue until the regions with these keys are compiled. Raises cancellations; then the remaining
+        regions are compiled in the background.
 
-        announce: shows how many are compiled.
+        announce: shows the number of compiled regions.
         """
         wanted, left = frozenset(keys), -1
         self.try_again(wanted)
-        few = self.lease.plan(self._config.workers) < 2  # one worker alone would only start late
+        few = self.lease.plan(self._config.workers) < 2  # a single worker only adds its start-up time
         with self.stats.stalling(), self.stats.host.released():
             while count := self._count(wanted):
                 progress.raise_if_cancelled()
@@ -60,7 +60,7 @@ class CompileQueue(TaskList, DeferredCompiler):
             announce()
 
     def _count(self, wanted: frozenset[str]) -> int:
-        """How many of these are being compiled: not those that found no memory."""
+        """The number of these regions that are being compiled, without those that ran out of memory."""
         with self.lock:
             short = {key for key, task in self.waiting.items() if task.found_no_memory}
             return len(wanted & self._keys() - short)

@@ -1,7 +1,7 @@
-"""Compile for a GPU from its description: so a worker needs no driver, and takes none of the GPU's memory.
+"""Compile for a GPU from its description, so that a worker needs no driver and uses no GPU memory.
 
-Inductor and Triton generate the same code with these stand-ins as beside the GPU. They cannot time kernels, see
-`why_not`. For AMD this was never run.
+Inductor and Triton generate the same code with these stand-ins as with the real GPU, but cannot benchmark kernels, see
+`why_not`. Never run for AMD.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ....torch_facts.private_names import (
 )
 
 logger = logging.getLogger(__name__)
-Description = dict[str, Any]  # the attributes of torch's device properties that are plain, and "index"
+Description = dict[str, Any]  # the plain attributes of torch's device properties, and "index"
 
-# Settings of inductor with which it runs kernels while it compiles.
+# Inductor's settings that make it run kernels at compile time.
 _TIMED = ("max_autotune", "max_autotune_gemm", "benchmark_fusion", "benchmark_combo_kernel")
-# In the texts of torch's errors about a GPU that is not there.
+# Matches torch's errors about a missing GPU.
 _DRIVER = re.compile(r"NVIDIA driver|(CUDA|HIP) (GPUs|error)|not compiled with CUDA|no active drivers")
-_REGISTERS, _FRAME_SIZE = 0x2F, 0x11  # in `_numbers_in`
+_REGISTERS, _FRAME_SIZE = 0x2F, 0x11  # attribute numbers in .nv.info, see `_numbers_in`
 
 
 def describe(device: torch.device) -> Description:
-    """A GPU of this process, in plain types."""
+    """The description of a GPU of this process, in plain types."""
     found = torch.cuda.get_device_properties(device)
     values = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
     plain = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
@@ -52,7 +52,7 @@ def describe(device: torch.device) -> Description:
 
 
 def why_not(device: torch.device) -> str:
-    """Why no worker can compile for the device, as a sentence without its full stop; empty if one can."""
+    """Why workers cannot compile for the device, as a sentence without its full stop; empty if they can."""
     if missing := lost(Loss.WORKERS, Loss.KEEPING):
         return missing
     if device.type == "cpu":
@@ -69,7 +69,7 @@ def _say(why: str) -> str:
 
 
 def asks_for_gpu(error: BaseException) -> bool:
-    """The error of a compile that wanted more of the GPU than its description."""
+    """True if a compile failed because it needed the real GPU, not only its description."""
     return _DRIVER.search(str(error)) is not None
 
 
@@ -77,8 +77,8 @@ _taken: Description | None = None
 
 
 def stand_in(description: Description) -> None:
-    """Have torch, inductor and Triton take the description for a GPU of this process, for good. Later calls with it do
-    nothing. Raises whatever this torch raises.
+    """Make torch, inductor and Triton see the described GPU in this process, for good. A repeated call with the same
+    description does nothing. Raises any error of this torch's internals.
     """
     global _taken
     if description == _taken:
@@ -97,7 +97,7 @@ def stand_in(description: Description) -> None:
         setattr(torch.cuda, name, answer)
         if name.removeprefix("_") in vars(CudaInterface):
             setattr(CudaInterface, name.removeprefix("_"), staticmethod(answer))
-    FakeTensorMode.avoid_device_init = True  # a property, which asks if there is a GPU
+    FakeTensorMode.avoid_device_init = True  # replaces a property that checks if there is a GPU
     fake_tensor.init_gpu_context = lambda device: None
     triton_helpers.set_driver_to_gpu = lambda: None
     triton_driver.set_active(SimpleNamespace(get_current_target=lambda: _target(properties)))
@@ -114,9 +114,9 @@ def _target(properties: Any) -> Any:
 
 
 def _answer_for_convolutions(properties: Any) -> None:
-    """Torch asks the driver if cuDNN takes bfloat16; without an answer it plans results that are not channels-last."""
+    """Torch asks the driver if cuDNN takes bfloat16; without a driver it plans results that are not channels-last."""
     choose = torch_c._select_conv_backend
-    # Torch's own kernels on a GPU: that over frames is the dilated one, without dilation too.
+    # Torch's own kernels on a GPU; over frames it uses the dilated kernel even without dilation.
     slow = (ConvBackend.Slow2d, ConvBackend.SlowDilated2d, ConvBackend.SlowDilated3d)
 
     def answer(*given: Any, **named: Any) -> Any:
@@ -128,7 +128,7 @@ def _answer_for_convolutions(properties: Any) -> None:
 
 
 def _compute_constants_on_cpu() -> None:
-    """Inductor computes a graph's constants, such as a scale of 1, on the device of the graph."""
+    """Inductor folds a graph's constants, such as a scale of 1, on the graph's device: redirect that to the CPU."""
     deduce = UniformValueConstantFolder._deduce_value
 
     def on_cpu(folder: Any, node: Any) -> Any:
@@ -143,15 +143,15 @@ def _compute_constants_on_cpu() -> None:
 
 
 def _note_registers(kernel: Any) -> None:
-    """In place of loading binaries. Inductor tries smaller blocks for a reduction that takes many registers."""
+    """Replaces the loading of binaries. Inductor reads the registers: it tries smaller blocks for a large reduction."""
     for result in kernel.compile_results:
         result.kernel.n_regs, _ = of_each_thread(result.kernel)
     kernel.launchers = []
 
 
 def of_each_thread(kernel: Any) -> tuple[int, int]:
-    """Registers, and bytes of stack for what found none. kernel: Triton's, or inductor's static one."""
-    path = Path(getattr(kernel, "cubin_path", None) or "")  # a static one has the place of its binary alone
+    """Registers per thread, and bytes of stack for spilled values. kernel: Triton's, or inductor's static one."""
+    path = Path(getattr(kernel, "cubin_path", None) or "")  # a static kernel has only the path of its binary
     if path.suffix == ".cubin" or "cubin" in getattr(kernel, "asm", ()):
         numbers = _numbers_in(path.read_bytes() if path.suffix else kernel.asm["cubin"])
         return numbers.get(_REGISTERS, 0), numbers.get(_FRAME_SIZE, 0)
@@ -162,7 +162,7 @@ def of_each_thread(kernel: Any) -> tuple[int, int]:
 
 
 def _numbers_in(binary: bytes) -> dict[int, int]:
-    """The largest value of each number that a binary for NVIDIA has of a function, in its section .nv.info."""
+    """Maximum over functions of each per-function attribute in a cubin's section .nv.info, by attribute number."""
     (table,) = struct.unpack_from("<Q", binary, 0x28)
     size, count, names = struct.unpack_from("<HHH", binary, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", binary, table + number * size) for number in range(count)]
@@ -173,7 +173,7 @@ def _numbers_in(binary: bytes) -> dict[int, int]:
         info, place = binary[start : start + length], 0
         while place + 4 <= len(info):
             form, attribute, value = struct.unpack_from("<BBH", info, place)
-            if form == 4 and value >= 8:  # a function and its number
+            if form == 4 and value >= 8:  # a function's index and its value
                 found[attribute] = max(found.get(attribute, 0), struct.unpack_from("<I", info, place + 8)[0])
             place += 4 + (value if form == 4 else 0)
     return found

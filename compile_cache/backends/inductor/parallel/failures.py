@@ -8,20 +8,20 @@ class NotCompiledError(RuntimeError):
 
 
 class KilledError(NotCompiledError):
-    """The process that had the job ended, by its fault or because the system killed it."""
+    """The process that compiled the job ended: the job crashed it, or the system killed it."""
 
 
 class OtherEnvironmentError(NotCompiledError):
-    """The process cannot take on the settings that this one has, so its code would be other code."""
+    """The worker cannot apply this process's settings, so it would generate different code."""
 
 
 class HungError(NotCompiledError):
-    """The process that had the job hung, and was ended."""
+    """The process that compiled the job hung, and was ended."""
 
 
 class NoWorkersError(NotCompiledError):
-    """No process that compiles can be started."""
+    """No worker process can be started."""
 
 
 class NeedsGpuError(NotCompiledError):
-    """The compile asked the GPU for something that its description does not tell."""
+    """The compile needs the GPU itself: its description does not suffice."""

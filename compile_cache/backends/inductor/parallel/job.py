@@ -54,8 +54,8 @@ logger = logging.getLogger(__name__)
 class Job:
     """A `Trace` in plain types.
 
-    trace: what it has, by torch's GraphPickler. packages: those that define operators of the graph; the worker imports
-    them first. settings: see `settings_for`.
+    trace: the trace's contents, pickled by torch's GraphPickler. packages: packages that define operators of the graph;
+    the worker imports them first. settings: see `settings_for`.
     """
 
     key: str
@@ -67,8 +67,8 @@ class Job:
 
 
 def settings_for(device: torch.device) -> dict[str, Any]:
-    """The state of this process that a worker must take on, so that it generates the same code: inductor's settings,
-    torch's flags, and the environment, which the worker must reach.
+    """The state of this process that a worker must apply to generate the same code: inductor's settings and torch's
+    flags; also the environment, which the worker must match afterwards.
     """
     return {
         "device": str(device),
@@ -80,8 +80,8 @@ def settings_for(device: torch.device) -> dict[str, Any]:
 
 
 def job_of(key: str, label: str, traced: Trace, settings: dict[str, Any]) -> Job:
-    """Raises what torch's pickler raises for a graph that it cannot pickle."""
-    # By default torch pickles its own operators only.
+    """Make the job of a trace. Raises the errors of torch's pickler for a graph that it cannot pickle."""
+    # By default torch pickles only its own operators.
     options = () if PickleOptions is None else (PickleOptions(ops_filter=None),)
     output = pytree.treespec_dumps(traced.output_spec)
     parts = (traced.graph, list(traced.fakes), traced.symbols, traced.static, traced.used_weights, output)
@@ -90,9 +90,9 @@ def job_of(key: str, label: str, traced: Trace, settings: dict[str, Any]) -> Job
 
 
 def _packages_of(graph: torch.fx.GraphModule) -> tuple[str, ...]:
-    """The imported packages that have the names of operators' namespaces, as `comfy_kitchen` has.
+    """The imported packages named like the namespace of an operator in the graph, such as `comfy_kitchen`.
 
-    Not ours: the worker registers our operators itself, and another package may have our name.
+    Excludes our own namespace: the worker registers our operators itself, and another package may have our name.
     """
     spaces = {node.target.namespace for node in graph.graph.nodes if isinstance(node.target, OpOverload)}
     return tuple(sorted((spaces - {NAMESPACE}) & sys.modules.keys()))
@@ -100,15 +100,15 @@ def _packages_of(graph: torch.fx.GraphModule) -> tuple[str, ...]:
 
 # --- in the worker ---------------------------------------------------------------------------------------------
 
-_applied: dict[str, Any] | None = None  # the settings of the last job
+_applied: dict[str, Any] | None = None  # the settings applied last
 
 
 def before_fork() -> None:
-    """Do once what each forked child would do at its first job: hash the code of torch and Triton, import modules.
+    """Do the first-job work of forked children once, before the fork: hash torch's and Triton's code, import modules.
 
-    These are internals of torch; where another version moved one, the children do that part themselves.
+    This uses internals of torch; where another version lacks one, each child does that part itself.
     """
-    parts = [torch_key, init_backend_registration, lambda: sympy.simplify(sympy.Symbol("x") + 1)]  # it imports much
+    parts = [torch_key, init_backend_registration, lambda: sympy.simplify(sympy.Symbol("x") + 1)]  # imports much
     if find_spec("triton") is not None and triton_code_generator is not None:
         parts.append(triton_key)
     for part in parts:
@@ -116,22 +116,22 @@ def before_fork() -> None:
 
 
 def before_fork_for(device: str) -> None:
-    """The same, once it is known what the children compile for: "cpu" or "cuda"."""
+    """Do the part of `before_fork` that depends on the children's device type, "cpu" or "cuda"."""
     if device == "cpu" and pick_vec_isa is not None:
-        _try(pick_vec_isa)  # starts ten processes that import torch: 15 s of a processor
+        _try(pick_vec_isa)  # starts ten processes that import torch: 15 s of processor time
 
 
 def _try(part: Callable[[], object]) -> None:
     try:
         part()
-    except Exception as error:  # an error that matters comes again in the child
+    except Exception as error:  # an error that matters is raised again in the child
         logger.debug("Resolute: each process that compiles does this for itself: %s", part, exc_info=error)
 
 
 def serve(program: Connection, folder: str) -> None:
-    """The life of a child: answer each job until the program ends.
+    """The main loop of a child: answer each job until the program ends.
 
-    `folder` gets its temporary folders: a child that is killed leaves them, and the pool removes `folder`.
+    folder: for temporary folders. A killed child leaves them behind; the pool then removes `folder`.
     """
     lowering.scratch = folder
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -141,7 +141,7 @@ def serve(program: Connection, folder: str) -> None:
 
 
 def work(message: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
-    """Run a job. Returns (artifact or error text, seconds), all in plain types: torch's errors cannot be pickled."""
+    """Run a job. Returns (artifact or error text, seconds) in plain types, because torch's errors cannot be pickled."""
     global _applied
     started = time.perf_counter()
     job = Job(**message)
@@ -172,9 +172,9 @@ def _apply(
     flags: dict[str, Any],
     environment: list[Any],
 ) -> None:
-    """Take on the settings of the main process. Raises OtherEnvironmentError where that does not succeed.
+    """Apply the settings of the main process. Raises OtherEnvironmentError if this process cannot match them.
 
-    card: the GPU to compile for, if it is one. environment: the components of the fingerprint, in plain types.
+    card: the GPU to compile for; None for the CPU. environment: the fingerprint's components, in plain types.
     """
     try:
         if card is not None:
@@ -182,7 +182,7 @@ def _apply(
         apply_flags(flags)
     except Exception as error:  # torch's internals raise any class
         raise OtherEnvironmentError(first_line(error)) from error
-    load_config(inductor)  # after the flags: torch changes inductor's setting with that of deterministic algorithms
+    load_config(inductor)  # after the flags: setting deterministic algorithms also changes inductor's setting
     wanted = EnvironmentFingerprint(**dict(environment))
     if differing := environment_of(torch.device(device), "").difference(wanted):
         raise OtherEnvironmentError("; ".join(differing))
@@ -195,7 +195,7 @@ def _run(job: Job) -> Artifact:
     with size_one_is_general(job.oblivious):
         loaded: Any = GraphPickler.loads(job.trace, FakeTensorMode(shape_env=ShapeEnv()))
     graph, fakes, symbols, static, used_weights, output, *more = loaded
-    mode = fakes[-1].fake_mode  # torch made it anew, with the ShapeEnv of the trace and the guards that it has so far
+    mode = fakes[-1].fake_mode  # unpickling rebuilt it, with the trace's ShapeEnv and the guards recorded so far
     spec = pytree.treespec_loads(output)
     traced = Trace(graph, fakes, static, used_weights, mode, mode.shape_env, symbols, spec, job.oblivious, *more)
     return pack(job.key, job.label, compile_trace(traced, keep=True))

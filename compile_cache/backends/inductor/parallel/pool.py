@@ -1,5 +1,5 @@
-"""The worker processes that compile regions. Lowering is Python code and keeps one processor busy, so processes, not
-threads.
+"""The worker processes that compile regions. Processes, not threads, because lowering is Python code: threads would
+share one processor.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before 
     from .job import Job
 
 _MOST = 16
-_OTHERS = 2  # processors left for the process that samples and traces, and for the rest of the machine
+_OTHERS = 2  # processors left free for the process that samples and traces, and for the rest of the machine
 _MOST_WANTED = 61  # the most processes that Windows can wait for
 _MEMORY = 1 << 30  # bytes of memory for torch in each process
 
 
 def worker_count(wanted: int | None) -> int:
-    """The number of workers: `wanted`, or with None what processors and memory allow, and at least one. 0 where memory
-    allows none. Imports nothing.
+    """The number of workers: `wanted`, at most 61; if None, as many as processors and free memory allow, at most 16 and
+    possibly 0. Does not import inductor.
     """
     return min(max(_processors() - _OTHERS, 1), _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
 
 
 def _fitting() -> int:
-    """The number that fits into half of the free memory; the models get the other half."""
+    """The number of workers that fit into half of the free memory; the models get the other half."""
     try:
         import psutil  # type: ignore[import-untyped]  # ComfyUI requires it
     except ImportError:
@@ -45,9 +45,9 @@ def _processors() -> int:
 
 
 class WorkerPool:
-    """One process that imports torch, and its children, which compile. Thread-safe.
+    """One process that imports torch, and its child processes, which compile. Thread-safe.
 
-    The processes start when they are needed, or earlier with `start`, and end when they were idle for a while.
+    The processes start on demand, or earlier with `start`, and end after an idle timeout.
     """
 
     def __init__(self) -> None:
@@ -62,16 +62,16 @@ class WorkerPool:
         """Start the process, which imports torch. Raises OSError."""
         with self._lock:
             if self._process is None or not self._process.alive:
-                self.close()  # a process that ended by itself may still have threads and pipes here
+                self.close()  # a process that exited by itself may still have threads and pipes here
                 self._process = WorkerProcess()
             return self._process
 
     @contextmanager
     def in_use(self, count: int, device: torch.device) -> Iterator[None]:
-        """Start `count` children for jobs on a device, unless there are children already, and keep them. Idle children
-        of another device end.
+        """Start `count` children that compile for a device, unless children already run, and keep them alive in this
+        block. Ends idle children of another device first.
 
-        Raises OSError where no process can be started.
+        Raises OSError if no process can be started.
         """
         with self._lock:
             process = self.start()
@@ -87,7 +87,7 @@ class WorkerPool:
                 process.users -= 1
 
     def submit(self, job: Job) -> Compiled:
-        """Have a job done while they are `in_use`. The future raises NotCompiledError if no worker compiles it."""
+        """Submit a job; only inside `in_use`. The future raises NotCompiledError if no worker compiles the job."""
         with self._lock:
             if self._process is None:
                 raise NotCompiledError("no process that compiles was started")

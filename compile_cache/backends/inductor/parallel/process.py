@@ -1,4 +1,4 @@
-"""One process that runs worker.py, and what this process keeps for it: jobs, threads, a temporary folder."""
+"""One process that runs worker.py, with its pending jobs, our threads for it and its temporary folder."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:  # job imports inductor, and the pool starts processes before 
 
 logger = logging.getLogger(__name__)
 
-Compiled = Future[tuple[Artifact, float]]  # and the seconds that it took
+Compiled = Future[tuple[Artifact, float]]  # the artifact, and the seconds that its compile took
 
-IDLE_SECONDS = 60.0  # without work the processes stay this long: the next model of a workflow comes soon
-_LOOK_SECONDS = 0.5  # between two looks at both
-_KILL_SECONDS = 5.0  # that a killed process may take to end
+IDLE_SECONDS = 60.0  # idle processes stay alive this long, because a workflow's next model soon needs them
+_LOOK_SECONDS = 0.5  # between two checks for idle or hung processes
+_KILL_SECONDS = 5.0  # the most time that a killed process may take to end
 
 
 def _creation_flags() -> int:
-    """On Windows: no console of its own, which would open a window beside ComfyUI Desktop; and a low priority."""
+    """On Windows: low priority, and no console, which would open a window beside ComfyUI Desktop."""
     if sys.platform != "win32":
         return 0
     return subprocess.CREATE_NO_WINDOW | subprocess.BELOW_NORMAL_PRIORITY_CLASS
 
 
 def _error_of(answer: str) -> NotCompiledError:
-    """Make the error of a job from the worker's answer."""
+    """Convert a worker's error text to the job's exception."""
     if answer in (worker.ENDED, worker.HUNG):
         return KilledError(answer) if answer == worker.ENDED else HungError(answer)
     kinds = {each.__name__: each for each in (OtherEnvironmentError, NeedsGpuError)}
@@ -55,7 +55,7 @@ class WorkerProcess:
     """A process that runs worker.py, its children, and three threads of ours: one writes to it, one reads from it, and
     one ends it when it is idle or hangs.
 
-    users: who will submit more jobs; it is not idle meanwhile.
+    users: the number of users that may submit more jobs; the process is not idle while there are any.
     """
 
     def __init__(self) -> None:
@@ -76,10 +76,10 @@ class WorkerProcess:
         self.users = 0
         self._pending: dict[int, Compiled] = {}
         self._numbers = itertools.count()
-        self._heard = time.monotonic()  # when it last got a job or gave a result
+        self._heard = time.monotonic()  # when it last received a job or sent a result
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.device: torch.device | None = None  # of its children
-        self._error: NotCompiledError | None = None  # for its jobs, once it ends
+        self.device: torch.device | None = None  # the device that its children compile for
+        self._error: NotCompiledError | None = None  # raised by its jobs, once it ends
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         for work in (self._write, self._watch):
@@ -94,35 +94,35 @@ class WorkerProcess:
         return self.alive and bool(self.users or self._pending)
 
     def start_children(self, count: int, device: torch.device) -> None:
-        """Once; later calls do nothing."""
+        """Start `count` children that compile for a device. Only the first call has an effect."""
         self._heard = time.monotonic()
         if self.device is None:
             self.device = device
             self._messages.put((count, device.type))
 
     def submit(self, job: Job) -> Compiled:
-        """The future raises NotCompiledError."""
+        """Submit a job. The future raises NotCompiledError if the job fails or the process ends."""
         number, future = next(self._numbers), Compiled()
         self._heard = time.monotonic()
         self._pending[number] = future
         self._messages.put((number, vars(job)))
-        if self._error is not None:  # perhaps before this job was pending
+        if self._error is not None:  # the process may have ended before this job was pending
             self._fail(self._error)
         return future
 
     def end(self, error: NotCompiledError | None = None) -> None:
-        """Kill the process and its children. Jobs that have no result raise the error."""
+        """Kill the process and its children. Pending jobs raise `error`."""
         self._fail(error or NotCompiledError("the processes that compile were ended"))
         self._kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_SECONDS)
-        self._reader.join(_KILL_SECONDS)  # the pipe ends with the last child
+        self._reader.join(_KILL_SECONDS)  # the pipe closes with the last child
 
     def _fail(self, error: NotCompiledError) -> None:
         self._error = self._error or error
         self._messages.put(None)
         while self._pending:
-            with contextlib.suppress(KeyError):  # another thread was faster
+            with contextlib.suppress(KeyError):  # another thread removed the last job
                 self._pending.popitem()[1].set_exception(self._error)
 
     def _kill(self) -> None:
@@ -130,7 +130,7 @@ class WorkerProcess:
             return
         with contextlib.suppress(OSError):
             if sys.platform == "win32":
-                self._process.kill()  # its children wait for its end
+                self._process.kill()  # its children exit when it ends
             else:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -139,7 +139,7 @@ class WorkerProcess:
         while self._error is None:
             now = time.monotonic()
             used = now if self.is_busy else max(used, self._heard)
-            if self._pending and now - self._heard > worker.SILENT_SECONDS:  # the program ends a child that hangs
+            if self._pending and now - self._heard > worker.SILENT_SECONDS:  # the program itself ends a hung child
                 before, worked, self._heard = worked, worker.processor_seconds(self._process.pid), now
                 if worked == before:
                     self.end(NotCompiledError("the processes that compile hung, and were ended"))
@@ -166,9 +166,9 @@ class WorkerProcess:
                         future.set_exception(_error_of(made))
                     else:
                         future.set_result((artifact, seconds))
-        except EOFError:  # all processes that wrote there have ended
+        except EOFError:  # all processes that write to the pipe have ended
             why = "the processes that compile ended"
-        except Exception as error:  # noqa: BLE001 (unpickling nonsense raises any class)
+        except Exception as error:  # noqa: BLE001 (unpickling malformed data raises any class)
             why = f"the processes that compile answered nonsense, and were ended: {first_line(error)}"
         if self._pending:
             logger.warning("Resolute: %s. What they had is compiled when a call comes to it", why)

@@ -1,4 +1,4 @@
-"""A region that a call left to be compiled, and the ways in which that is tried."""
+"""A region that a call queued for compilation, and the strategies to compile it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from ..compile.tracing import Shapes, general_hints
 from ..regions.region import RegionCall
 
-# How a region is traced, in turn, until code comes of it that is right: at general sizes or at those of the call; and
-# see `size_one_is_general`.
+# Tried in turn until the compiled code is correct: (trace at general sizes, not at the call's; `oblivious`, see
+# `size_one_is_general`).
 TRACE_STRATEGIES = ((True, True), (True, False), (False, True), (False, False))
-AT_SIZES = 2  # the first strategy at the sizes of the call
+AT_SIZES = 2  # the first strategy that traces at the call's sizes
 
 
 @dataclass(eq=False)
 class CompileTask:
-    """A copy of a call that came to a region without code.
+    """A copy of a call that reached a region without code.
 
-    settings: see `settings_for`, as it ran. weights: how many the block has. strategy: the number of the next one.
-    was_killed: a worker ended while it had the region. is_foreseen: no call came to it. calls: how many did.
-    is_decoder: of a VAE, which runs once where a model runs in each step. lock: no other process compiles the region
-    meanwhile. look_at: not before. found_no_memory: its latest compile did.
+    settings: `settings_for` at the call. weights: the block's number of weights. strategy: index of the next strategy.
+    was_killed: a worker ended while it compiled the region. is_foreseen: no call has reached the region yet. calls:
+    later calls that reached it. is_decoder: part of a VAE, which runs once, not in each step. lock: keeps other
+    processes from compiling the region. look_at: earliest time to compile. found_no_memory: the last try had none.
     """
 
     call: RegionCall
@@ -44,7 +44,7 @@ class CompileTask:
 
     @property
     def attempt_key(self) -> tuple[str, Shapes]:
-        """Strategies are counted for a region and the sizes that are no dimensions of its code."""
+        """The key by which strategies are counted: the region and its static sizes."""
         return self.key, self.call.static
 
     @property
@@ -53,7 +53,7 @@ class CompileTask:
 
     @property
     def order(self) -> tuple[bool, bool, int]:
-        """Models before decoders, and what is called most before the rest."""
+        """The sort key: foreseen regions last, models before decoders, then by number of calls, most first."""
         return self.is_foreseen, self.is_decoder, -self.calls
 
     @property
@@ -70,7 +70,7 @@ class CompileTask:
         return general_hints(self.call.sizes, self.device)
 
     def takes_next_strategy(self) -> bool:
-        """Returns False if there is none."""
+        """Advance to the next strategy. Returns False if there is none."""
         self.strategy += 1
         return self.has_strategy
 

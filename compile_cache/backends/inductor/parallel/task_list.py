@@ -1,4 +1,4 @@
-"""The regions that have no code: what calls left, as copies without weights, and what workers have."""
+"""The regions without code: tasks that calls queued, as copies without weights, and jobs that workers compile."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def nothing() -> None: ...
 
 
 class TaskList:
-    """The regions of all models that calls left, and those in the workers.
+    """The queued tasks of all models, and the jobs in the workers.
 
-    waiting, jobs: by the key of a region. at_work: the key of the region that this process traces or compiles.
-    next_strategies: of code that came, and was not compared yet. has_no_workers: none can be had.
-    eta: an estimate of when all are there. on_left: called when a call left a region.
+    waiting, jobs: by region key. at_work: the key of the region that this process traces or compiles.
+    next_strategies: the strategy to try if a comparison rejects the code. has_no_workers: no worker can be used.
+    eta: estimates when all regions are compiled. on_left: called when a call has queued a region.
     """
 
     def __init__(self, table: RegionTable, workers: WorkerPool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,17 +54,17 @@ class TaskList:
         self.stats, self.eta = Stats(), CompileEta()
         self.on_left: Callable[[], None] = nothing
         self._config, self._is_decoder = CacheConfig(), False
-        self._settings: dict[torch.device, dict[str, Any]] = {}  # of the current call: to read them takes milliseconds
+        self._settings: dict[torch.device, dict[str, Any]] = {}  # per call: reading them takes milliseconds
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def begin(self, config: CacheConfig, is_decoder: bool) -> None:
-        """A call begins."""
+        """A call of a module begins. is_decoder: the module is a VAE."""
         self._config, self._is_decoder, self._settings = config, is_decoder, {}
 
     @property
     def left(self) -> int:
-        """How many regions have no code yet."""
+        """The number of regions that have no code yet."""
         with self.lock:
             return len(self._keys())
 
@@ -83,12 +83,12 @@ class TaskList:
             return region.key in self._keys()
 
     def holds(self, region: Region) -> bool:
-        """Its code is being made."""
+        """True if the region is queued or being compiled."""
         with self.lock:
             return region.key in self._keys()
 
     def try_again(self, keys: Iterable[str]) -> None:
-        """Do not wait until there may be memory, or until another process has compiled them."""
+        """Retry these regions now, without the delay for memory or for another process's compile."""
         with self.lock:
             for task in [self.waiting[key] for key in keys if key in self.waiting]:
                 task.look_at, task.found_no_memory = 0.0, False
@@ -111,8 +111,8 @@ class TaskList:
         try:
             settings = self._settings_of(device)
             copied = _without_model(call, self._config.attribute_policy)
-        except Exception as error:  # a class's own code may copy badly: the block runs eagerly, and says why
-            if is_out_of_memory(error):  # the next call leaves it again
+        except Exception as error:  # a class may have a faulty copy method: the block runs eagerly, and we log why
+            if is_out_of_memory(error):  # the next call queues the region again
                 raise
             self.give_up(call, error)
             return
@@ -129,13 +129,13 @@ class TaskList:
         if device not in self._settings:
             try:
                 self._settings[device] = settings_for(device)
-            except Exception as error:  # noqa: BLE001 (no worker could take them on, so this process compiles)
+            except Exception as error:  # noqa: BLE001 (no worker could apply the settings, so this process compiles)
                 logger.warning("Resolute: no worker processes compile: %s", first_line(error))
                 self._settings[device], self.has_no_workers = {}, True
         return self._settings[device]
 
     def give_up(self, call: RegionCall, error: Exception) -> None:
-        """No code can be made: the region runs eagerly from now on."""
+        """The region cannot be compiled: it runs eagerly from now on."""
         with self.table.lock:
             reason = call.fails(f"{call.region.label}: {first_line(error)}")
         logger.warning("Resolute: %s; it runs eagerly", reason.detail)
@@ -143,15 +143,15 @@ class TaskList:
 
 
 def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCall:
-    """The call with a copy of the block without weights, inputs without contents, and nothing that holds the model."""
+    """A copy of the call that keeps no reference to the model: a block without weights, and placeholder inputs."""
     site = replace(call.site, module=skeleton_of(call.site.module, policy), others=None)
     kept = replace(call, site=site, weights=(), tensors=list(map(_placeholder, call.tensors)))
     return replace(kept, announce=nothing)
 
 
 def _placeholder(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of equal shape, dtype and device that takes no memory; of integers a copy: an index has to stay within
-    its table.
+    """A tensor of equal shape, dtype and device with a single element of memory. Integers are copied instead, because
+    an index must stay within its table.
     """
     has_contents = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
     return tensor.clone() if has_contents else tensor.new_empty((1,) * tensor.ndim).expand(tensor.shape)

@@ -1,4 +1,4 @@
-"""The work on the queue: trace and hand out, compile here, take what came, and try again what failed."""
+"""The work on the queue: trace regions and submit them to workers, or compile here; add results and retry failures."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from .task_list import TaskList, nothing
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0  # between two looks for code that another process compiles, and after a cancelled trace
-_MEMORY_SECONDS = 60.0  # until a compile that found no memory is tried again
-_MOST_ENDS = 3  # of all worker processes, one after the other, before they compiled anything
+_LOOK_SECONDS = 1.0  # between two checks for code that another process compiles, and after a cancelled trace
+_MEMORY_SECONDS = 60.0  # before a compile that ran out of memory is retried
+_MOST_ENDS = 3  # times that all workers may end in a row without compiling anything
 
 
 class CompileWork:
-    """The work on one queue, a piece at a time, by whatever thread asks for the next one."""
+    """The work on one queue, in small pieces. Each piece runs in the thread that calls `do_one`."""
 
     def __init__(self, tasks: TaskList) -> None:
         self._tasks, self._driving = tasks, threading.RLock()
         self._only_here: set[str] = set()  # keys of regions that no worker can compile
-        self._differed = False  # the latest worker that answered had another environment
-        self._ends = 0  # how often all workers ended since one compiled something
+        self._differed = False  # the latest answer came from a worker with another environment
+        self._ends = 0  # times that all workers ended since the last compiled region
 
     def do_one(self, here: bool, alone: bool = False, between: Callable[[], None] = nothing) -> bool:
-        """Take code that came, or hand out or compile a region. Returns False if there was nothing to do.
+        """Add one compiled region, or submit or compile one. Returns False if there was nothing to do.
 
-        here: this process may compile what no worker can. alone: it compiles all that no worker has. between: called
-        between two small parts of the work.
+        here: this process may compile regions that no worker can. alone: this process compiles every region that no
+        worker has. between: called between two small parts of the work.
         """
         with self._driving:
             try:
@@ -65,7 +65,7 @@ class CompileWork:
                     self._tasks.at_work = None
                     devices = {task.device for task in self._tasks.tasks}
                     if self._tasks.lease.device not in devices:
-                        self._tasks.lease.let_go()  # for what is left of another device
+                        self._tasks.lease.let_go()  # so that workers can start for another device's regions
 
     def _do_next(self, here: bool, alone: bool, between: Callable[[], None]) -> bool:
         with self._tasks.lock:
@@ -89,11 +89,11 @@ class CompileWork:
                 self._compile(task, between)
             else:
                 self._hand_out(task, between)
-        except task.call.progress.cancellations:  # which the trace took from the prompt
+        except task.call.progress.cancellations:  # the trace consumed the prompt's cancellation: raise it there again
             task.look_at = self._tasks.clock() + _LOOK_SECONDS
             self._wait_again(task)
             task.call.progress.cancel_again()
-        except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+        except Exception as error:  # noqa: BLE001 (`_failed` retries the task, or reports why not)
             self._failed(task, error)
         return True
 
@@ -108,13 +108,13 @@ class CompileWork:
         return min(ready, key=lambda task: task.order, default=None)
 
     def _is_here(self, task: CompileTask) -> bool:
-        """Only this process can compile it."""
+        """True if only this process can compile the task."""
         if self._tasks.has_no_workers or task.key in self._only_here or why_not(task.device):
             return True
         return self._tasks.lease.count == 0
 
     def _locks(self, task: CompileTask) -> bool:
-        """Keep other processes from compiling the region. Where one does or did, look for its code, now and later."""
+        """Lock the region. False if another process has compiled it (the code is loaded), or compiles it (wait)."""
         store = task.call.store
         if store is None or task.lock is not None:
             return True
@@ -131,7 +131,7 @@ class CompileWork:
     def _hand_out(self, task: CompileTask, between: Callable[[], None]) -> None:
         started = self._tasks.clock()
         try:
-            self._tasks.lease.hold(task.device, self._tasks.left)  # they start meanwhile
+            self._tasks.lease.hold(task.device, self._tasks.left)  # workers start while this process traces
         except OSError as error:
             raise NoWorkersError(first_line(error)) from error
         trace = traced(task, between)
@@ -157,16 +157,16 @@ class CompileWork:
         self._came(task, self._tasks.clock() - started)
 
     def _take(self, task: CompileTask, result: Compiled) -> None:
-        """Add what a worker made of a region, or have it tried another way."""
+        """Add the region that a worker compiled, or retry the task."""
         call = task.call
         try:
             artifact, seconds = result.result()
             if artifact.key != task.key:
                 raise NotCompiledError("the process that compiles answered with another region")
-            compiled = unpack(artifact)  # without the lock: a call would wait for it
+            compiled = unpack(artifact)  # outside the lock, so that no call waits for it
             with self._tasks.table.lock:
                 call.region.add_made(artifact, compiled, call.store)
-        except Exception as error:  # noqa: BLE001 (it is tried another way, or said why not)
+        except Exception as error:  # noqa: BLE001 (`_failed` retries the task, or reports why not)
             self._failed(task, error)
             return
         self._differed, self._ends = False, 0
@@ -180,16 +180,16 @@ class CompileWork:
         call.stats.event("compile", f"{call.region.label} ({call.site.name})", seconds)
         logger.info("Resolute: %s is compiled; %d regions are left", call.region.label, self._tasks.left - 1)
 
-    # --- what failed -----------------------------------------------------------------------------------------------
+    # --- failures --------------------------------------------------------------------------------------------------
 
     def _failed(self, task: CompileTask, error: Exception) -> None:
-        """The one table of retries."""
+        """Decide how to retry a task, or give it up. All retries are decided here."""
         is_killed, is_hung = isinstance(error, KilledError), isinstance(error, HungError)
-        is_fault = is_hung or (is_killed and task.was_killed)  # of the code: the system killed it once at most
+        is_fault = is_hung or (is_killed and task.was_killed)  # the first kill may be the system's, short of memory
         task.was_killed = task.was_killed or is_killed
-        # By the system, for their memory.
+        # All workers ended: the system killed them for their memory.
         ended = isinstance(error, NotCompiledError) and not self._tasks.lease.are_running
-        if isinstance(error, OtherEnvironmentError):  # no fault of the region
+        if isinstance(error, OtherEnvironmentError):  # not the region's fault
             self._renew_workers(task, error)
         elif isinstance(error, NeedsGpuError):
             logger.info("Resolute: %s is compiled by this process: %s", task.call.region.label, first_line(error))
@@ -219,7 +219,7 @@ class CompileWork:
                 self._tasks.waiting[task.key] = task
 
     def _renew_workers(self, task: CompileTask, error: OtherEnvironmentError) -> None:
-        """Start workers anew, for all that these have. If new ones differ too, this process compiles."""
+        """Restart the workers, and queue their tasks again. If new workers differ too, this process compiles."""
         logger.info("Resolute: workers are started anew: %s", first_line(error))
         self._wait_again(task)
         self._tasks.lease.let_go(at_once=True)
@@ -233,7 +233,7 @@ class CompileWork:
         self._differed = True
 
     def _stop(self, error: Exception) -> None:
-        """From now on this process compiles, while no prompt runs."""
+        """Stop using workers: from now on this process compiles, while no prompt runs."""
         logger.warning("Resolute: no worker processes compile: %s", first_line(error))
         logger.debug("Resolute: why", exc_info=error)
         self._tasks.has_no_workers = True
@@ -244,14 +244,14 @@ class CompileWork:
 
 
 def traced(task: CompileTask, between: Callable[[], None]) -> Trace:
-    """The trace by the task's strategy. between: called between two operators. Raises whatever the block raises."""
+    """Trace the task by its strategy. between: called between two operators. Raises the block's own errors."""
     with torch.no_grad():
         return trace_of(task.call, task.hints, task.is_oblivious, between)
 
 
 def compile_here(task: CompileTask, between: Callable[[], None], lock: AbstractContextManager[Any]) -> None:
-    """Add the code to the task's region, to be compared by the next call. lock: of the table. Raises whatever torch
-    raises.
+    """Compile the task in this process and add the code to its region; the next call compares it. lock: the table's.
+    Raises torch's errors.
     """
     call = task.call
     compiled = compile_trace(traced(task, between), keep=call.store is not None)

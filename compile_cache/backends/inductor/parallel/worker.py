@@ -1,11 +1,11 @@
-"""A program that compiles traces in child processes: `python worker.py FOLDER`, jobs by stdin, answers by stdout.
+"""A program that compiles traces in child processes: `python worker.py FOLDER`, jobs on stdin, answers on stdout.
 
-The program itself imports torch and compiles nothing. Its children compile; on Linux they are forked and so start with
-everything imported. The first message gives their number and the type of device. All have a low priority.
-None of them sees a GPU, so none takes memory of one. They end with the main process, and a child that hangs is ended.
-A pool of the standard library cannot replace it: that would run ComfyUI's main.py again in each child, and its children
+The program itself imports torch and compiles nothing. Its children compile; on Linux they are forked, so they start
+with all modules imported. The first message is their number and the device type. All run at low priority, and none
+sees a GPU, so none uses GPU memory. They exit with the main process, and the program kills a child that hangs.
+A pool of the standard library cannot replace it: it would run ComfyUI's main.py again in each child, and the children
 would import the pack by the name of its folder in custom_nodes. So `WorkerProcess` starts this file by path, and
-messages have plain types only: the two sides import the same class under different module names.
+messages consist of plain types: the two sides import the same class under different module names.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from typing import IO, Any, NoReturn, cast
 _CAN_FORK = sys.platform == "linux"
 ENDED = "the process that compiled it ended"
 HUNG = "the process that compiled it hung, and was ended"
-# A hang is judged by processor time: a slow machine gives little of it to a process that works, and none to one that
-# hangs.
-SILENT_SECONDS = 120.0  # that a process may use none of it
-_MOST_SECONDS = 600.0  # of it, for a job; a usual one takes up to a minute
-_LOOK_SECONDS = 0.5  # between two looks for the main process
+# Hangs are detected by processor time: on a slow machine a process that works uses little, a process that hangs uses
+# none.
+SILENT_SECONDS = 120.0  # a process that uses no processor time for so long hangs
+_MOST_SECONDS = 600.0  # the most processor time for a job; a usual job takes up to a minute
+_LOOK_SECONDS = 0.5  # between two checks that the main process is alive
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_NICE = 10  # of processes of low priority
+_NICE = 10  # the niceness of our processes
 
-Jobs = queue.SimpleQueue[tuple[int, dict[str, Any]]]  # number and job
+Jobs = queue.SimpleQueue[tuple[int, dict[str, Any]]]  # job number and job
 Child = tuple[Connection, BaseProcess]
 
 
@@ -48,7 +48,7 @@ def send(stream: IO[bytes], message: Any) -> None:
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """The next message. Raises EOFError if the other side ended, and anything for what is no message."""
+    """The next message. Raises EOFError if the other side has ended, and any exception for malformed data."""
     return pickle.load(stream)
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not write between our messages
     folder, parent = sys.argv[1], os.getppid()
-    _lower_priority()  # before the imports: these take longest
+    _lower_priority()  # before the imports, which take longest
     own = Path(__file__).resolve()
     sys.path[:] = [str(own.parents[4]), *(path for path in sys.path if Path(path or ".").resolve() != own.parent)]
     os.environ.update(dict.fromkeys(_VISIBLE, ""))
@@ -90,11 +90,11 @@ def main() -> None:
 
 
 def _lower_priority() -> None:
-    """Let programs of usual priority run first. On Windows `WorkerProcess` does it."""
+    """Let programs of normal priority run first. On Windows `WorkerProcess` sets the priority."""
     if sys.platform == "win32":
         return
     os.nice(_NICE)
-    # Linux shares processors among sessions first: there the number counts within the session, which is our own.
+    # Linux (autogroup) divides processors among sessions first; niceness only counts within our own session.
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(_NICE), "utf-8")
@@ -102,11 +102,11 @@ def _lower_priority() -> None:
 
 @contextlib.contextmanager
 def _ending_with(parent: int, folder: str) -> Iterator[None]:
-    """Meanwhile end the program soon after its parent, also while it imports, or where a process that was forked from
-    the parent keeps our pipe open. Stops its thread before children are forked.
+    """Inside this block, a thread exits the program soon after its parent ends: also during an import, or if another
+    child of the parent keeps our pipe open. The thread stops before children are forked.
 
-    Linux could do that by itself (PR_SET_PDEATHSIG), but takes the end of the parent's thread that started the program
-    for that of the parent. Windows never changes the parent's number: there only the end of the pipe shows it.
+    Linux has PR_SET_PDEATHSIG for this, but it fires when the parent's thread that started the program ends, not the
+    parent. Windows never changes the parent's process id: there only the closed pipe shows that the parent ended.
     """
     done = threading.Event()
 
@@ -125,7 +125,7 @@ def _ending_with(parent: int, folder: str) -> Iterator[None]:
 
 
 def _start_child(serve: Callable[..., None], folder: str) -> Child:
-    """Start a child. Returns the connection to it, which ends with it: no other process has the child's side."""
+    """Start a child. Returns its connection, which closes with it (only the child has the other end), and process."""
     context: Any = multiprocessing.get_context("fork" if _CAN_FORK else "spawn")
     ours, childs = context.Pipe()
     process = context.Process(target=serve, args=(childs, folder))
@@ -135,7 +135,7 @@ def _start_child(serve: Callable[..., None], folder: str) -> Child:
 
 
 def _serve_all(children: list[Child], jobs: Jobs, reply: Callable[..., None], folder: str) -> None:
-    """Give the children jobs until all have ended; then end the program, so that no job waits for them."""
+    """Dispatch jobs until all children have ended; then exit the program, so that no job waits forever."""
     with ThreadPoolExecutor(len(children)) as threads:
         for child in children:
             threads.submit(_serve, *child, jobs, reply)
@@ -143,12 +143,12 @@ def _serve_all(children: list[Child], jobs: Jobs, reply: Callable[..., None], fo
 
 
 def _serve(child: Connection, process: BaseProcess, jobs: Jobs, reply: Callable[..., None]) -> None:
-    """Give a child one job after the other until it ends or hangs, which costs no job but the one that it has."""
+    """Dispatch one job after the other to a child until it ends or hangs, which fails only its current job."""
     while True:
         number, job = jobs.get()
         try:
             child.send(job)
-        except OSError:  # it ended before
+        except OSError:  # the child ended before it got the job
             jobs.put((number, job))
             return
         try:
@@ -164,7 +164,7 @@ def _serve(child: Connection, process: BaseProcess, jobs: Jobs, reply: Callable[
 
 
 def _answers(child: Connection, process: BaseProcess) -> bool:
-    """Wait until a child answers or ends. Returns False if it hangs."""
+    """Wait until a child answers or ends. Returns False if the child hangs."""
     begun = used = processor_seconds(process.pid)
     while not child.poll(SILENT_SECONDS):
         before, used = used, processor_seconds(process.pid)
@@ -174,7 +174,7 @@ def _answers(child: Connection, process: BaseProcess) -> bool:
 
 
 def processor_seconds(number: int | None) -> float:
-    """The processor time that a process and all that it started have used, in seconds; without psutil the time."""
+    """The processor seconds of a process and its descendants; without psutil the monotonic clock."""
     try:
         import psutil  # type: ignore[import-untyped]  # ComfyUI requires it
     except ImportError:
@@ -183,8 +183,8 @@ def processor_seconds(number: int | None) -> float:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(number)
         for each in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it ended meanwhile
-                used += sum(each.cpu_times()[:4])  # its own, and that of those which it waited for
+            with contextlib.suppress(psutil.Error):  # the process ended meanwhile
+                used += sum(each.cpu_times()[:4])  # its own time, and that of children it has reaped
     return used
 
 

@@ -1,4 +1,4 @@
-"""The workers, while there is work for them."""
+"""The lease that keeps workers alive while there is work for them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .job import Job
 from .pool import WorkerPool, worker_count
 from .process import Compiled
 
-_LEAST = 4  # of them are started, if so many may be
-_PAUSE_SECONDS = 60.0  # after a lack of memory has ended the workers
+_LEAST = 4  # workers to start even for fewer regions, if the plan allows so many
+_PAUSE_SECONDS = 60.0  # without workers, after they ended for lack of memory
 
 
 class WorkerLease:
-    """Workers for one device at a time. Not thread-safe.
+    """Leases workers for one device at a time. Not thread-safe.
 
-    device: of those that are held. count: of them, or before that as planned; 0: this process compiles.
+    device: the device of the lease, if any. count: workers leased, or planned before; 0: this process compiles.
     """
 
     def __init__(self, pool: WorkerPool, clock: Callable[[], float]) -> None:
@@ -37,19 +37,19 @@ class WorkerLease:
         return self._pool.running
 
     def plan(self, wanted: int | None) -> int:
-        """Find how many there may be, unless they are held. wanted: see `CacheConfig.workers`."""
+        """Plan the number of workers, unless some are leased, and return it. wanted: see `CacheConfig.workers`."""
         if self.device is None:
             self.count = worker_count(wanted)
         return self.count
 
     def may_serve(self, device: torch.device) -> bool:
-        """They are held for the device, or could be now."""
+        """True if workers are leased for the device, or can be leased now."""
         return self.device in (None, device) and not self.are_paused
 
     def hold(self, device: torch.device, most: int) -> None:
-        """Start them, unless they are held, but no more than `most`. Raises OSError."""
+        """Lease workers for `most` regions, unless some are leased, and start them. Raises OSError."""
         if self.device is None:
-            self.count = max(min(self.count, max(most, _LEAST)), 1)  # more may be left soon
+            self.count = max(min(self.count, max(most, _LEAST)), 1)  # calls may queue more regions soon
             self._held.enter_context(self._pool.in_use(self.count, device))
             self.device = device
 
@@ -57,13 +57,13 @@ class WorkerLease:
         return self._pool.submit(job)
 
     def let_go(self, at_once: bool = False) -> None:
-        """They end when they were idle for a while, or at once."""
+        """Release the workers: they end after their idle timeout, or at once."""
         self._held.close()
         if at_once:
             self._pool.close()
         self.device = None
 
     def pause(self) -> None:
-        """Memory is short: let go, and hold none for a while."""
+        """Memory is short: release the workers, and lease none for a while."""
         self.let_go()
         self._paused_until = self._clock() + _PAUSE_SECONDS
