@@ -1,7 +1,7 @@
-"""Compare the results of compiled code with those of the original block.
+"""Compare the results of compiled code with the results of the original block.
 
-First in the model's dtype. A difference that is not surely rounding is judged by a result in more precision: compiled
-code is right if it is about as near to that as the original is.
+First compare in the model's dtype. If a difference exceeds plain rounding, compute a reference in higher precision:
+compiled code is correct if it is about as near to the reference as the original is.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from ..compile.compiled_region import CompiledRegion
 
 logger = logging.getLogger(__name__)
 
-# Error, relative to what a block adds to its input, that is surely rounding, by the coarsest dtype that goes into it.
+# Errors up to this are surely rounding, relative to the block's change of its input; by its coarsest input dtype.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 _TF32_TOLERANCE = 5e-3  # float32 on NVIDIA: by default convolutions round their inputs to 10 bits
-_DOUBTFUL = 4  # so many times as much counts as rounding where there is no result in more precision
-# Rounding in front of a quantizer of few bits is amplified: two right results of 4 bits differ by up to 8e-2.
+_DOUBTFUL = 4  # multiple of the tolerance that counts as rounding if there is no reference in higher precision
+# A quantizer of few bits amplifies rounding before it: two correct 4-bit results differ by up to 8e-2.
 _QUANTIZED_TOLERANCE = 2e-1
 _DECODED_TOLERANCE = 2e-2  # packs decode GGUF weights in float16, compiled code in float32
-_OF_ONE = 3  # one row or column may be off by so many times as much as the whole
-_AS_FAR = 6  # compiled code may be so many times as far from the precise result as the original
-# Rounding has no direction, so a factor that all of a result has may be off by less: by parts of the two bounds.
+_OF_ONE = 3  # tolerance of a single row or column, as a multiple of the whole result's
+_AS_FAR = 6  # compiled code may be this many times as far from the reference as the original
+# Rounding errors cancel, so a factor common to the whole result has a tighter bound: these shares of both terms.
 _OF_TOLERANCE, _OF_STEPS = 1 / 3, 1 / 16
 
-_HELD = 32  # elements that a block may hold at once for each of its inputs'
-_PART = 1 << 23  # elements that are compared at once: some 0.3 GB of float32 and float64
+_HELD = 32  # elements that a block may allocate at once for each element of its inputs
+_PART = 1 << 23  # elements compared at once: some 0.3 GB of float32 and float64
 _FEW = "too few values are finite"
 
 
@@ -48,10 +48,10 @@ def difference_from_original(
     tensors: Sequence[torch.Tensor],
     cancellations: tuple[type[BaseException], ...] = (),
 ) -> str | None:
-    """Compare `compiled` with the original on these inputs. Returns the difference for people; None if they agree.
+    """Compare `compiled` with the original on these inputs. Returns the difference as text; None if they agree.
 
-    Raises what the original raises; `cancellations` and a lack of memory, which do not mean that the code is wrong;
-    NotComparedError where the results show nothing.
+    Raises the original's own errors; `cancellations` and out-of-memory errors, which do not mean that the code is
+    wrong; NotComparedError if too few values are finite.
     """
     expected = pytree.tree_leaves(run_original(site, tensors))
     with torch.no_grad():
@@ -75,10 +75,10 @@ def difference_from_original(
 
 
 def other_values(actual: Sequence[Any], expected: Sequence[Any], tensors: Sequence[torch.Tensor]) -> str:
-    """Compare results of the same operators on the inputs `tensors`: the difference for people; empty if there is none.
+    """Compare two results of the same operators on the inputs `tensors`. Returns the difference as text, or "".
 
-    On a CPU bit for bit. A GPU may take another kernel for a tensor that lies elsewhere in memory, so there up to
-    rounding.
+    On a CPU compare bit for bit; on a GPU up to rounding, because it may choose another kernel for a tensor at another
+    address.
     """
     if all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a is b
@@ -90,7 +90,7 @@ def other_values(actual: Sequence[Any], expected: Sequence[Any], tensors: Sequen
 
 
 def run_original(site: RegionSite, tensors: Sequence[torch.Tensor]) -> Any:
-    """The result of the block's own code. It gets copies, because it may write to its inputs."""
+    """Run the block's own code on copies of its inputs, because it may write to them."""
     with torch.no_grad():
         return site.function(site.module, *[tensor.clone() for tensor in tensors])
 
@@ -102,9 +102,9 @@ def difference(
     tolerance: float,
     precise: Sequence[Sequence[Any]] = (),
 ) -> str | None:
-    """Compare results for the inputs `tensors`. Returns the difference for people; None if rounding explains it.
+    """Compare results for the inputs `tensors`. Returns the difference as text; None if rounding explains it.
 
-    precise: see `_precise`. Where it is given, `expected` shows how far from it a right result is.
+    precise: see `_precise`. With it, the distance of `expected` from the reference sets the bound.
     """
     actual, expected, tensors, *precise = (_as_real(each) for each in (actual, expected, tensors, *precise))
     for number, (a, b) in enumerate(zip(actual, expected, strict=True)):
@@ -118,12 +118,12 @@ def difference(
         if precise:
             result, shaken = (each[number] for each in precise)
             right = [b, shaken]
-            target = torch.where(torch.isfinite(a) | torch.isfinite(b), result, b)  # neither: they have to agree
+            target = torch.where(torch.isfinite(a) | torch.isfinite(b), result, b)  # both non-finite: must agree
         same = [each for each in tensors if each.shape == b.shape and each.device == b.device]
         for base in (torch.zeros((), device=b.device).expand(b.shape), *same) if b.numel() else ():
             why = _beside(base, a, target, right, tolerance)
             if why == _FEW and any(torch.equal(b, each) and torch.equal(a, each) for each in same):
-                continue  # a mask that is handed through
+                continue  # a mask that the block returns unchanged
             if why is not None:
                 return why
     return None
@@ -137,10 +137,10 @@ def _as_real(results: Sequence[Any]) -> list[Any]:
 def _beside(
     base: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor, right: Sequence[torch.Tensor], tolerance: float
 ) -> str | None:
-    """Compare what a block adds to `base`. right: results that are as right as `expected`.
+    """Compare the differences to `base`. right: results that are as correct as `expected`.
 
-    Bounds are relative to what is added, and to the result in steps of its dtype: as measured, a right result is off by
-    0.4 of them, a row by 0.6.
+    Bounds are relative to the difference, plus rounding steps of the result's dtype: as measured, a correct result
+    reaches 0.4 of its bound, a row 0.6.
     """
     step = torch.finfo(actual.dtype).eps if actual.is_floating_point() else 0.0
     step *= max(tolerance / _TOLERANCE.get(actual.dtype, tolerance), 1.0)
@@ -161,11 +161,11 @@ def _beside(
 
 
 def _norms(actual: torch.Tensor, expected: torch.Tensor, base: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The L2 norms of each row, of each column and of all, over the finite values: of the error, of what `expected`
-    adds to `base`, and of itself. Each is (3, number), in float64. Then three sums: how many values are not finite in
-    one alone, how many are finite in `expected`, and the error times what is added.
+    """Returns L2 norms over the finite values, as three float64 tensors: by row (3, rows), by column (3, columns) and
+    of the whole (3, 1), for the error, for `expected - base` and for `expected`. Then a tensor of three sums: values
+    finite in only one result, finite values of `expected`, and the error times `expected - base`.
 
-    Near the largest value of its dtype a right result may overflow or not.
+    Near the largest value of its dtype a correct result may overflow or not.
     """
     largest = torch.finfo(actual.dtype).max if actual.is_floating_point() else 0.0
     dtype = torch.promote_types(torch.promote_types(actual.dtype, expected.dtype), torch.float32)
@@ -190,7 +190,7 @@ def _norms(actual: torch.Tensor, expected: torch.Tensor, base: torch.Tensor) -> 
 
 
 def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Views that are the whole tensor together. float64 copies of a decoder's largest tensor would take gigabytes."""
+    """Split a tensor into views: float64 copies of a decoder's largest tensor would need gigabytes at once."""
     if tensor.numel() <= _PART:
         return [tensor]
     longest = max(range(tensor.ndim), key=lambda dim: tensor.shape[dim])
@@ -203,9 +203,9 @@ def _precise(
     dtype: torch.dtype,
     cancellations: tuple[type[BaseException], ...],
 ) -> list[list[Any]]:
-    """The block's results in float32, or float64 if its coarsest dtype is float32; then those for inputs that are off
-    by a few steps of float32, which show how rounding grows where values cancel. Empty where the block's code takes no
-    such dtype, or memory is short. A copy of the module runs, because its code may keep tensors on it.
+    """The reference: the block's results in float32, or in float64 if its coarsest dtype is float32. Then its results
+    for inputs that are off by a few float32 steps, which show how cancellation amplifies rounding. Empty if the code
+    does not run in that dtype, or memory is short. Runs a copy of the module, because its code may keep tensors on it.
     """
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64
     weights = weight_inputs(weight_slots(site.module, site.without))
@@ -217,7 +217,7 @@ def _precise(
         return each.to(wide, copy=True) if each.is_floating_point() else each.clone()
 
     try:
-        generator = torch.Generator(tensors[0].device).manual_seed(0)  # the global one is the sampler's
+        generator = torch.Generator(tensors[0].device).manual_seed(0)  # the sampler uses the global generator
         results, module = [], skeleton_of(site.module)
         with torch.no_grad(), given_as_inputs(module, site.without, [given(each) for each in weights]):
             for step in (0.0, 4 * torch.finfo(torch.float32).eps):

@@ -1,4 +1,4 @@
-"""A region that sites of equal structure share: its compiled code, and whether that code may run for a call."""
+"""A region shared by sites of equal structure: its compiled code, and the check that the code may run for a call."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .numerics_check import difference_from_original
 
 logger = logging.getLogger(__name__)
 
-_MOST_SHAPES = 1024  # that a region remembers
-_UNVERIFIED = "unverified"  # in `Artifact.about`: no call compared the code yet
+_MOST_SHAPES = 1024  # combinations of shapes that a region remembers
+_UNVERIFIED = "unverified"  # in `Artifact.about`: no call has compared the code yet
 
-# A trace has no autocast in it, and compiled code casts nothing.
+# Traces run without autocast, so compiled code does not cast as autocast does.
 AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run eagerly inside it")
 
 WRITES_TO_COPY = BypassReason(
@@ -45,10 +45,10 @@ def region_key(
 ) -> str:
     """A digest of everything that two sites must have in common to share compiled code.
 
-    structure: digest of the block and of the functions that it reaches. pattern: of its weights, see `cast_pattern`.
-    torch_flags: what torch computes under, see `torch_flags`.
+    structure: digest of the block and of the functions that it calls. pattern: the `cast_pattern` of its weights.
+    torch_flags: torch's flags during the call, see `torch_flags`.
     """
-    # The device with its index: generated code launches on the device that it was compiled for.
+    # Includes the device index: generated code launches on the device that it was compiled for.
     inputs = tuple((str(tensor.dtype), str(tensor.device), tensor.ndim) for tensor in tensors)
     flags = tuple(torch_flags) if site.attends else without_attention(torch_flags)
     return digest((site.kind, site.dims, structure, inputs, pattern, flags))
@@ -56,8 +56,8 @@ def region_key(
 
 @dataclass(frozen=True, eq=False)
 class _Unverified:
-    """Code that no comparison confirmed. artifact: makes the one to store after it. stored: the name of the one until
-    then, empty if nothing is. is_made: by a worker. is_loaded: by an earlier process.
+    """Code that no comparison has confirmed yet. artifact: makes the artifact to store after it. stored: name of the
+    unverified artifact in the store, or empty. is_made: a worker compiled it. is_loaded: it came from the store.
     """
 
     artifact: Callable[[], Artifact]
@@ -68,13 +68,13 @@ class _Unverified:
 
 @dataclass(eq=False)
 class Region:
-    """The compiled code that all sites of one `region_key` share, and the sizes at which there is none.
+    """The compiled code that all sites with one `region_key` share, and the sizes that cannot be compiled.
 
-    label: the kind of block, for people. form: the digest of its structure and the dtype that it computes in; empty
-    until a call comes to it.
-    compiled: one, unless a call had sizes that its guards exclude.
-    by_shapes: what runs at the latest shapes that were met: compiled code, or the original for a reason.
-    failures: by static sizes: compiling failed, and is not tried again for any size of these.
+    label: the kind of block, for people. form: the digest of its structure and its compute dtype; empty until a call
+    reaches the region.
+    compiled: one entry, unless a call had sizes that its guards exclude.
+    by_shapes: for the latest shapes seen, the compiled code, or the reason why the original runs.
+    failures: by static sizes, why compiling failed; it is not retried for any sizes with these static ones.
     stored: names of the artifacts that were loaded from the store or saved to it.
     unverified: compiled code that no comparison has confirmed yet.
     """
@@ -90,24 +90,24 @@ class Region:
 
     @property
     def is_ready(self) -> bool:
-        """It has code that is kept: compared with the original, or made elsewhere and compared by the next call."""
+        """True if it has code that was compared with the original, or that a worker made and the next call compares."""
         found = [self.unverified.get(compiled) for compiled in list(self.compiled)]
         return any(each is None or each.is_made for each in found)
 
     def remember(self, shapes: Shapes, found: CompiledRegion | BypassReason) -> None:
-        """Set what runs at these shapes."""
+        """Record the code for these shapes, or why the original runs. Evicts the oldest entry beyond 1024."""
         if len(self.by_shapes) >= _MOST_SHAPES:
             del self.by_shapes[next(iter(self.by_shapes))]
         self.by_shapes[shapes] = found
 
     def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
-        """Add new code. `may_run` compares it before its first use, and stores its artifact if it is right."""
+        """Add new code. `may_run` compares it before its first use, and stores its artifact if the results agree."""
         self.compiled.append(compiled)
         self.unverified[compiled] = _Unverified(artifact)
 
     def add_made(self, artifact: Artifact, compiled: CompiledRegion, store: ArtifactStore | None) -> None:
-        """Add what a worker made. It is stored at once, marked, since this process may end before a call compares it.
-        compiled: what `unpack` makes of it.
+        """Add a worker's artifact. It is stored at once, marked unverified, because this process may end before a call
+        compares it. compiled: the artifact's unpacked code.
         """
         marked = replace(artifact, about={**artifact.about, _UNVERIFIED: True})
         is_kept = store is not None and self.keep(store, lambda: marked)
@@ -116,7 +116,7 @@ class Region:
     def _add_unverified(
         self, compiled: CompiledRegion, artifact: Artifact, stored: str, is_loaded: bool = False
     ) -> None:
-        # The worker's artifact: what `unpack` made of it no longer has its shared libraries.
+        # Store the worker's artifact later, not the unpacked code, which lacks the shared libraries.
         about = {name: value for name, value in artifact.about.items() if name != _UNVERIFIED}
         self.compiled.append(compiled)
         self.unverified[compiled] = _Unverified(
@@ -124,9 +124,9 @@ class Region:
         )
 
     def load(self, store: ArtifactStore) -> int:
-        """Load the artifacts that are in the store and not in memory. Returns how many; discards invalid ones.
+        """Load stored artifacts that are not in memory yet. Returns their number. Discards invalid artifacts.
 
-        Loads nothing while this process compiles, because a caller would wait for that: the queue loads it later.
+        Loads nothing while this process compiles, because the caller would wait: the queue loads the region later.
         """
         loaded = 0
         if not one_at_a_time.acquire(blocking=False):
@@ -142,12 +142,12 @@ class Region:
                     loaded += 1
                 except InvalidArtifactError as error:
                     store.discard(artifact.name, str(error))
-                except Exception as error:  # of this moment or this process: the bytes are right
+                except Exception as error:  # a temporary fault, or one of this process: the bytes are valid
                     if is_out_of_memory(error):
                         raise
                     store.leave(artifact.name, first_line(error))
                     logger.debug("Resolute: why", exc_info=True)
-                self.stored.add(artifact.name)  # not if memory is short: a later call may find some
+                self.stored.add(artifact.name)  # skipped if out of memory, so that a later call retries
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -158,11 +158,11 @@ class Region:
         return loaded
 
     def keep(self, store: ArtifactStore, make: Callable[[], Artifact]) -> bool:
-        """Store new code. Returns False where that fails: a compile in the next process, never this prompt."""
+        """Store new code. Returns False on failure: the next process compiles again, this prompt is not affected."""
         try:
             artifact = make()
             self.stored.add(artifact.name)
-            return store.save(artifact)  # raises nothing for a disk that is full or refuses
+            return store.save(artifact)  # raises nothing if the disk is full or denies the write
         except Exception as error:  # torch's classes raise any class
             logger.info("Resolute: %s is compiled again after a restart: %s", self.label, first_line(error))
             logger.debug("Resolute: why it is not kept", exc_info=True)
@@ -171,12 +171,12 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class RegionCall:
-    """One call of a region at sizes that were not met before, with everything needed to compile and to compare.
+    """One call of a region at new sizes, with everything needed to compile and to compare.
 
     weights: all weights of the block, in the order of `weight_inputs`.
     tensors: the inputs, in `region_format`.
-    announce: shows how many regions of the module are compiled; called when a compile begins and when it ended.
-    verify: whether to compare results even where the guards allow the sizes.
+    announce: shows the number of compiled regions of the module; called before and after a compile.
+    verify: compare results even if the guards allow the sizes.
     """
 
     region: Region
@@ -199,37 +199,37 @@ class RegionCall:
 
     @property
     def fits(self) -> bool:
-        """True if the inputs have the site's dimensions, each name with one size above 0."""
+        """True if the inputs match the site's dimensions, and each named dimension has one size above 0."""
         sizes = bind_dims(self.site.dims, self.shapes)
         return sizes is not None and all(sizes.values())
 
     def fails(self, detail: str) -> BypassReason:
-        """No code can be made: originals run from now on, at all sizes that have these static ones. Returns why."""
+        """Record that compiling failed: the original runs at all sizes with these static ones. Returns the reason."""
         reason = self.region.failures[self.static] = BypassReason(BypassCode.COMPILE_FAILED, detail)
         self.stats.counters.compile_failures += 1
         return reason
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes by name of a dimension."""
+        """The sizes by dimension name."""
         sizes = bind_dims(self.site.dims, self.shapes)
         assert sizes is not None, f"{self.shapes} do not fit {self.site.dims}: `RegionTable.resolve` refuses them"
         return sizes
 
 
 class DeferredCompiler(Protocol):
-    """Makes code while calls run originals: `CompileQueue`."""
+    """Compiles regions while calls run their originals. Implemented by `CompileQueue`."""
 
     def awaits(self, region: Region) -> bool:
-        """A call came to the region. Returns whether its code is being made."""
+        """A call reached the region. Returns True if the region is queued or being compiled."""
         ...
 
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None, is_foreseen: bool = False) -> None:
-        """A call came to a region at new sizes, or will. found: what runs there; None: its code has to be made."""
+        """A call reached a region at new sizes, or will (is_foreseen). found: what runs there; None: compile it."""
         ...
 
     def finish(self, keys: Iterable[str], progress: Progress) -> None:
-        """Wait until the regions with these keys are compiled. Raises what cancels."""
+        """Wait until the regions with these keys are compiled. Raises cancellations."""
         ...
 
 
@@ -239,7 +239,7 @@ def trace_of(
     oblivious: bool = True,
     between: Callable[[], None] | None = None,
 ) -> Trace:
-    """The trace of the call's region. The others: see `trace`; hints None: general sizes. Raises what that raises."""
+    """Trace the call's region. Arguments and errors as for `trace`; hints None: trace at general sizes."""
     site = call.site
     if hints is None:
         hints = general_hints(call.sizes, call.tensors[0].device)
@@ -248,10 +248,10 @@ def trace_of(
 
 
 def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
-    """Decide if compiled code of the call's region may run at the call's sizes. New code is then stored, else dropped.
+    """Decide if compiled code of the call's region may run at the call's sizes. If so, store new code; else drop it.
 
-    Raises torch's OutOfMemoryError where there is no memory to compare, NotComparedError where the call's values show
-    nothing, and whatever cancels. The code then stays unverified, and the next call compares it.
+    Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
+    finite, and cancellations. The code then stays unverified, and the next call compares it.
     """
     region = call.region
     unverified = region.unverified.get(compiled)
@@ -271,7 +271,7 @@ def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
 
 
 def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
-    """Check the guards; compare results if they leave it open, or if `verify` is set."""
+    """Check the guards; compare results if they are UNPROVEN and not confirmed yet, or if `verify` is set."""
     kind, sizes = call.site.kind, call.sizes
     verdict, failed = compiled.guards.check(sizes)
     if verdict is Verdict.BROKEN:

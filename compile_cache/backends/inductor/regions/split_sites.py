@@ -1,8 +1,8 @@
-"""Split a site by what its values depend on: a prologue of the time, and a site for the rest, each with its weights.
+"""Split a site by data dependence: a prologue that depends on the time alone, and a site for the rest of the block.
 
-The rest is an ordinary site, whose function runs a part of the traced graph. So it is compiled, compared, kept on disk
-and loaded like any other region; compared, that is, with the operators of the block's own code. The prologue runs by
-these operators: reading its weights takes as long as its few kernels, and it would be one region more to compile.
+The rest is an ordinary site whose function runs a part of the traced graph. So it is compiled, compared, stored and
+loaded like any other region; the comparison runs the traced operators of the block's code. The prologue runs the
+operators eagerly: reading its weights takes as long as its few kernels, and compiling it would add another region.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from .numerics_check import other_values, run_original
 logger = logging.getLogger(__name__)
 
 _RunEach = Callable[[torch.nn.Module, Sequence[Sequence[torch.Tensor]]], list[Any]]
-_LEAST_SPARED = 0.1  # of a block's bytes: 0.2 gains in Flux, and Z-Image has 0.02
+_LEAST_SPARED = 0.1  # share of a block's weight bytes: Flux spares 0.2 and gains, Z-Image spares 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class SplitSite:
-    """prologue: `prologue(module, several)` returns a list of tensors for each of several times, which are the block's
-    inputs `RegionSite.times`.
-    reads: modules inside the block, by name, whose weights the prologue reads. spared: those that only it reads.
-    rest: takes all inputs of the block, then what the prologue returned; it returns what the block returns.
+    """prologue: `prologue(module, several)` returns a list of tensors for each entry of `several`, the values of the
+    block's inputs `RegionSite.times` at one time.
+    reads: names of modules inside the block whose weights the prologue reads. spared: modules that only it reads.
+    rest: takes all inputs of the block, then the prologue's results; it returns the block's result.
     """
 
     prologue: _RunEach
@@ -52,8 +52,8 @@ class SplitSite:
 
 @dataclass(frozen=True, eq=False)
 class _SplitStructure:
-    """The cached split of one block structure. found: a template without a module. serves: by the shapes of the inputs,
-    whether the parts give the block's result.
+    """The cached split of one block structure. found: a template without a module. serves: for each combination of
+    input shapes, True if the parts compute the block's result.
     """
 
     guards: ShapeGuards
@@ -65,7 +65,7 @@ class _SplitStructure:
 
 
 class SplitSites:
-    """The splits that this process has tried, by structure of a block. Callers hold the cache's lock."""
+    """The splits that this process has tried, by block structure. Callers must hold the cache's lock."""
 
     def __init__(self) -> None:
         self._tried: dict[tuple[Any, ...], _SplitStructure | None] = {}
@@ -79,9 +79,9 @@ class SplitSites:
     ) -> SplitSite | None:
         """The split of a site for these inputs; None if it stays whole.
 
-        A structure is traced once, for general sizes. At each new combination of sizes the parts run once beside the
-        block's own code, inside `loaded()`, where the weights of the site are on the device; where they give other bits
-        the block stays whole. Raises what the block or `loaded` raise by themselves.
+        A structure is traced once, for general sizes. At each new combination of sizes the parts run once and are
+        compared with the block's own code, inside `loaded()`, which loads the site's weights to the device; if their
+        results differ, the block stays whole. Raises the errors of the block and of `loaded`.
         """
         if site.structure is None or not site.times:
             return None
@@ -157,7 +157,7 @@ def _split(
 def _computing(
     graph: torch.fx.GraphModule, numbers: Sequence[int], without: Sequence[str], dims: Sequence[Dims], spec: Any
 ) -> _RunEach:
-    """Computes a part for each of several inputs. numbers: of its weights among `weight_inputs`. It holds no block."""
+    """A function that runs a part on several inputs and keeps no block alive. numbers: indices into `weight_inputs`."""
 
     def run_each(module: torch.nn.Module, several: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
         own = weight_inputs(weight_slots(module, without))
@@ -171,7 +171,7 @@ def _computing(
 
 
 def _owners(module: torch.nn.Module, without: Sequence[str]) -> list[str]:
-    """For each of `weight_inputs`, the name of the module inside the block that has it. Raises StaysWholeError."""
+    """For each of `weight_inputs`, the name of its owner module in the block. Raises StaysWholeError if shared."""
     inside = parts(module, without)
     names = {id(own): name for name, part in inside for own, _ in tensor_slots(part)}
     slots = weight_slots(module, without)
@@ -181,7 +181,7 @@ def _owners(module: torch.nn.Module, without: Sequence[str]) -> list[str]:
 
 
 def _dims(fake: torch.Tensor, traced: Trace) -> Dims:
-    """The dimensions of what a prologue returns, by the names of the block's inputs. Raises KeyError for others."""
+    """The dimensions of a prologue's result, in the names of the block's inputs. Raises KeyError for any other size."""
     names = {traced.shape_env.replace(symbol): name for name, symbol in reversed(traced.symbols.items())}
     return tuple(names[size.node.expr] if isinstance(size, torch.SymInt) else None for size in fake.shape)
 
@@ -189,9 +189,9 @@ def _dims(fake: torch.Tensor, traced: Trace) -> Dims:
 def _serves(
     structure: _SplitStructure, site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]
 ) -> bool:
-    """Check that the parts give the block's results, on a CPU bit for bit, on a GPU up to rounding as compiled regions.
+    """True if the parts compute the block's results: bit for bit on a CPU, on a GPU up to rounding like compiled code.
 
-    False without the memory to find out. Raises what the block raises.
+    False if memory does not suffice to compare. Raises the block's own errors.
     """
     if structure.guards.check(sizes)[0] is Verdict.BROKEN:
         return False
@@ -201,7 +201,7 @@ def _serves(
         with torch.no_grad():
             (kept,) = found.prologue(site.module, [[tensors[index] for index in site.times]])
             actual = pytree.tree_leaves(found.rest.function(site.module, *tensors, *kept))
-    except Exception as error:  # noqa: BLE001 (what the block itself raises is raised below)
+    except Exception as error:  # noqa: BLE001 (the block's own errors are raised below)
         if is_out_of_memory(error):
             return False
         run_original(site, tensors)
