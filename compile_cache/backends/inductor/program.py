@@ -1,4 +1,4 @@
-"""One module and its calls: through hooks, compiled regions, and on CUDA captures of the whole forward."""
+"""One module on the inductor backend: calls run through hooks and compiled regions, and on CUDA are captured whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class InductorProgram(Program):
     """One module on the inductor backend.
 
-    store_for: the store for compiled regions of a device, or None. build_hooks: see `HookBuilder`.
+    store_for: returns the store of compiled regions for a device, or None. build_hooks: see `HookBuilder`.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class InductorProgram(Program):
         self._stats = stats
         self._recorder = Recorder()
         self._bypassed: set[BypassReason] = set()
-        self._lasting: frozenset[BypassReason] = frozenset()  # from building the hooks; they apply to every call
+        self._lasting: frozenset[BypassReason] = frozenset()  # from building the hooks; reported for every call
         self._regions = RegionBinding(table, store_for, self._bypass, stats, config, queue)
         self._build_hooks = build_hooks
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
         self._queue, self._config = queue, config
-        self._lacking: dict[GraphKey, Lacks] = {}  # by call: what its latest run ran originals of
+        self._lacking: dict[GraphKey, Lacks] = {}  # by call: the regions whose original its latest `run` ran
 
     def code_of(self, key: GraphKey) -> Code:
         lacks = self._lacking.get(key)
@@ -65,7 +65,7 @@ class InductorProgram(Program):
         if not left:
             self._lacking[key] = {}
             return Code.READY
-        # What nobody makes any more has to be left again, which the comparing call does too.
+        # A region that is neither compiled nor queued must be queued again; the comparing call does that too.
         came = sum(each.has_come or not self._queue.holds(each.region) for each in left)
         if came == len(left):
             return Code.READY if came <= MOST_AT_ONCE and all(each.has_come for each in left) else Code.CAME
@@ -99,14 +99,14 @@ class InductorProgram(Program):
         return self._run(call, self._lacking.get(call.key))
 
     def _run(self, call: Call, kept: Lacks | None = None) -> Any:
-        """kept: regions that run originals, though code may have come."""
+        """Run the call. kept: regions that must run their original, even if they have code now."""
         self._bypassed.clear()
         self.ran_compiled = self.ran_originals = False
         if call.policy.runs is Runs.ORIGINALS:
             return call.invoke(call.tensors)
         self._survey(call.epoch)
         if not self._hooks:
-            if not self._lasting:  # else they say why there is none
+            if not self._lasting:  # otherwise these reasons say why there is no hook
                 self._bypass(BypassReason(BypassCode.NO_REGIONS, "the model has no block that Resolute knows"))
             return call.invoke(call.tensors)
         region_calls = self._stats.counters.region_calls
@@ -119,7 +119,7 @@ class InductorProgram(Program):
         return result
 
     def _again_if_short(self, call: Call, kept: Lacks | None) -> Any:
-        """Answer the call. If memory runs out while LoRAs of GGUF weights hold some, let these go and do it again."""
+        """Run the call. If memory runs out and LoRAs of GGUF weights hold some, free these and run it again."""
         try:
             return self._invoke(call, kept)
         except Exception as error:
@@ -131,34 +131,34 @@ class InductorProgram(Program):
         return self._invoke(call, kept)
 
     def _invoke(self, call: Call, kept: Lacks | None) -> Any:
-        """Run the call through its regions; twice, if it waits for those that several workers compile.
+        """Run the call through its regions; twice if it must wait for code that several workers compile.
 
-        Which regions lack code, and for which inputs, shows only when the call runs. So its first run leaves them to
-        the queue, as each run does that waits for nothing.
+        Only a run of the call shows which regions lack code, and for which inputs. So the first run queues all of them,
+        like a run that does not wait, and the workers compile them in parallel.
         """
         queue, missing = self._queue, Missing.LEAVE
         queue.begin(self._config, call.key.role in VAE_ROLES)
         with installed(self._hooks):
             if not call.is_behind or self._config.verify:
                 missing = Missing.COMPILE
-                # A patch of another pack inside the model may count its calls, so such a call runs once.
+                # Another pack's patch inside the model may count its calls, so such a call runs once.
                 if call.policy.is_repeatable and queue.workers_for(call.tensors[0].device) > 1:
                     result = self._run_first(call)
                     if not self._regions.misses.lacks:
                         return result
-                    del result  # a decoded image takes memory that the second run needs
+                    del result  # frees a decoded image's memory for the second run
             most = MOST_AT_ONCE if self.code_of(call.key) is Code.READY else MOST_COMPARED
             self._regions.begin(call.progress, call.torch_flags, missing, kept, most)
             return self._run_regions(call)
 
     def _run_first(self, call: Call) -> Any:
-        """Run the call, and wait until what it left is compiled. It has to be made again if it left anything."""
+        """Run the call, and wait until the regions it queued are compiled. If any were, the call must run again."""
         started, stalled = self._stats.clock(), self._stats.waiting_seconds()
         region_calls = self._stats.counters.region_calls
         self._regions.begin(call.progress, call.torch_flags, Missing.LEAVE_ALL)
         result = self._run_regions(call)
         if self._regions.misses.lacks:
-            self._stats.counters.region_calls = region_calls  # those of the second run count
+            self._stats.counters.region_calls = region_calls  # only the second run's calls count
             self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
             left = [key for key, _ in self._regions.misses.lacks]
             self._queue.finish(left, call.progress, self._regions.announce)
@@ -166,8 +166,8 @@ class InductorProgram(Program):
 
     @staticmethod
     def _run_regions(call: Call) -> Any:
-        """Run the call; again, where compiled code failed without its inputs: the call makes them anew, and each time
-        one more region is refused.
+        """Run the call. If compiled code fails after consuming its inputs, repeat the call, which recreates them. The
+        loop ends, because each failure refuses one more region.
         """
         while True:
             try:
@@ -176,7 +176,7 @@ class InductorProgram(Program):
                 logger.info("Resolute: %s; the call is made once more", error)
 
     def _survey(self, epoch: int) -> None:
-        """Build the hooks anew if the weights epoch changed: another pack may have replaced a block."""
+        """Rebuild the hooks if the weights epoch changed, because another pack may have replaced a block."""
         if epoch == self._epoch:
             for reason in self._lasting:
                 self._bypass(reason)
@@ -198,7 +198,7 @@ class InductorProgram(Program):
         self._regions.survey(())
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> Graph:
-        """Where no compiled code ran, the forward is recorded as it is, without hooks."""
+        """See `Program.capture`. If no compiled code ran, capture the unmodified forward, without hooks."""
         misses = self._regions.misses
         misses.repeat()
         variant = frozenset(misses.lacks) if self.ran_compiled else None
@@ -206,7 +206,7 @@ class InductorProgram(Program):
             return self._recorder.capture(call, result, facts, variant)
 
     def _bypass(self, reason: BypassReason) -> None:
-        # Once per call and reason: a model has seventy blocks, and one patch concerns them all.
+        # Report each reason once per call: a model has seventy blocks, and one patch may affect all of them.
         if reason in self._bypassed:
             return
         self._bypassed.add(reason)

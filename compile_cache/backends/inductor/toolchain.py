@@ -1,7 +1,7 @@
-"""Name what a machine lacks to compile: inductor needs Triton and a C compiler on a GPU, a C++ compiler on a CPU, and
-Python's headers on both.
+"""Report the tools that a machine lacks to compile: inductor needs Triton and a C compiler for a GPU, a C++ compiler
+for a CPU, and Python's headers for both.
 
-Without one nothing compiles, and each region fails with a compiler's message about a file of torch or Triton.
+If one is missing, every compile fails, with a compiler's message about a file of torch or Triton.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 
 from ...torch_facts.gpu import is_nvidia
 
-OLDEST_CAPABILITY = (7, 0)  # Volta: on older cards inductor refuses each region, after it was traced and lowered
+OLDEST_CAPABILITY = (7, 0)  # Volta; for older GPUs inductor traces and lowers each region, then refuses it
 _SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # variables whose folders compilers search
 _WINDOWS = sys.platform == "win32"
 
 
 class Lack(NamedTuple):
-    """A missing part, and the remedy: two sentences, the first without its full stop."""
+    """A missing tool and its remedy: two sentences, the first without its full stop."""
 
     reason: str
     remedy: str
 
 
 def lack_of(device: str) -> Lack | None:
-    """Name a part that is missing for a type of device ("cuda", "cpu"); None if nothing is. Imports nothing."""
+    """The first tool missing for a device type ("cuda", "cpu"); None if none is missing. Imports nothing."""
     return (_lack_on_gpu() if device == "cuda" else _lack_on_cpu()) or _lack_of_headers()
 
 
@@ -52,13 +52,13 @@ def _lack_on_gpu() -> Lack | None:
 
 
 def _lack_on_cpu() -> Lack | None:
-    name = "cl" if _WINDOWS else "clang++" if sys.platform == "darwin" else "g++"  # as torch: it tries no other
+    name = "cl" if _WINDOWS else "clang++" if sys.platform == "darwin" else "g++"  # torch's own choices
     none = Lack("there is no C++ compiler", "Install one, for example 'apt install g++', or choose 'auto'.")
     return _lack_of_compiler("CXX", none, name)
 
 
 def _lack_of_compiler(variable: str, none: Lack, *names: str) -> Lack | None:
-    """variable: where it names a compiler, torch and Triton use that one alone. names: else one of these."""
+    """Look for a compiler. variable: if set, torch and Triton use only the compiler it names; else one of `names`."""
     given = os.environ.get(variable)
     if any(shutil.which(name) for name in ((given,) if given else names)):
         return None
@@ -68,7 +68,7 @@ def _lack_of_compiler(variable: str, none: Lack, *names: str) -> Lack | None:
 
 
 def _lack_of_headers() -> Lack | None:
-    """The Python of ComfyUI's portable build has none, nor has a Linux without its package for developers."""
+    """Look for Python's headers. ComfyUI's portable build lacks them, and so does Linux without python-dev."""
     include = Path(sysconfig.get_path("include", "nt" if _WINDOWS else "posix_prefix"))
     named = [Path(folder) for name in _SEARCHED for folder in os.environ.get(name, "").split(os.pathsep) if folder]
     has_headers = any((folder / "Python.h").is_file() for folder in (include, *named))

@@ -1,4 +1,4 @@
-"""The regions of one module: which shared region each site belongs to, where its weights are, and each call."""
+"""The regions of one module: binds each site to its weights and its shared region, and runs each call of a site."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .table import RegionTable
 class _BoundSite:
     structure: str
     slots: list[Slot]
-    casting: list[torch.nn.Module]  # modules that may cast or patch their weights before use
+    casting: list[torch.nn.Module]  # modules that may cast or patch their weights before each use
     refused: BypassReason | None
     loras: LoraInputs
     regions: dict[tuple[Any, ...], Region] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class _BoundSite:
 
 
 def _replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None:
-    """Why a site with code of another pack runs its original: no key can describe a closure."""
+    """Why a site runs its original if another pack replaced code in it (no key can describe a closure), or None."""
     if not foreign and not reach.foreign:
         return None
     what = str(reach.foreign[0]) if reach.foreign else f"code inside {kind}"
@@ -52,8 +52,8 @@ def _replaced(kind: str, foreign: bool, reach: CodeReach) -> BypassReason | None
 class RegionBinding:
     """Runs the sites of one module through the shared table of regions.
 
-    store_for: the store for compiled regions of a device, or None.
-    bypass: gets the reason each time an original runs in place of compiled code.
+    store_for: returns the store of compiled regions for a device, or None.
+    bypass: called with the reason each time an original runs instead of compiled code.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class RegionBinding:
         self._torch_flags: tuple[Component, ...] = ()
         self._sites: dict[RegionSite, _BoundSite] = {}
         self._memo = Memo()
-        self._reach_of: dict[frozenset[type], CodeReach] = {}  # of one survey: nothing is exchanged meanwhile
+        self._reach_of: dict[frozenset[type], CodeReach] = {}  # valid for one survey, in which no code is replaced
         self._distinct: set[tuple[str, str]] = set()
-        self._expected = 0  # regions of hooks that make their sites while they run
+        self._expected = 0  # estimated regions of hooks that create their sites during a call
         self._regions: dict[int, Region] = {}
         self._progress: Progress = SilentProgress()
-        self.was_reached = False  # the current call came to a region, with or without compiled code
+        self.was_reached = False  # the current call reached a region, with or without compiled code
         self.misses = MissPath(table, queue, store_for, self._foreseen, self.announce, stats, config.verify)
 
     def survey(self, hooks: Iterable[Hook]) -> None:
-        """Read the structure of each known site and find its weights. Nothing is compiled. Other sites are read at
-        first use; until then, each structure of their hooks counts as one region.
+        """Read the structure of each known site and locate its weights. Compiles nothing. Sites created during a call
+        are read at first use; until then, each distinct structure of their hooks counts as one region.
 
-        Repeat it when anything about the module changed (when its weights epoch changed).
+        Call it again when the module changed (when its weights epoch changed).
         """
         for known in (self._sites, self._distinct, self._regions):
             known.clear()
@@ -98,7 +98,7 @@ class RegionBinding:
                 self._bind(site)
 
     def _bind(self, site: RegionSite, is_hooked: bool = False) -> _BoundSite:
-        """is_hooked: our hook is on the module now, and torch's hooks run around it."""
+        """Read a site's structure, weights and code. is_hooked: our own hook replaces the module's forward now."""
         own = [part for _, part in parts(site.module, site.without)]
         reach = self._reach(frozenset(map(type, own)))
         casting = [module for module in own if self._policy.may_cast(module)]
@@ -127,19 +127,19 @@ class RegionBinding:
         kept: Lacks | None = None,
         most: int = MOST_COMPARED,
     ) -> None:
-        """A call of the module starts. torch_flags: what torch computes under. The others: see `MissPath.begin`."""
+        """A call of the module begins. torch_flags: torch's flags during it. Other arguments: see `MissPath.begin`."""
         self._progress, self._torch_flags = progress, torch_flags
         self.misses.begin(progress, missing, kept or {}, most)
         self.was_reached = False
 
     @property
     def compiled_count(self) -> tuple[int, int]:
-        """(compiled, distinct) regions of this module. May be read from any thread while a call adds regions."""
+        """(compiled, distinct) regions of this module. Any thread may read it while a call adds regions."""
         done = self._ready()
         return done, max(len(self._distinct), done, self._expected)
 
     def _ready(self) -> int:
-        """How many regions have code, also of those that no call came to yet, if another model made it."""
+        """The number of regions with code, including regions that no call reached yet but another model compiled."""
         reached = list(self._regions.values())
         known, dtypes = {region.form[0] for region in reached}, {region.form[1] for region in reached}
         others = self._table.ready_forms if reached else frozenset()
@@ -149,19 +149,19 @@ class RegionBinding:
 
     @property
     def quantized(self) -> frozenset[tuple[str, str]]:
-        """The quantized weights of the regions that calls came to, see `Trace.quantized`."""
+        """The quantized weights of the regions that calls reached, see `Trace.quantized`."""
         regions = list(self._regions.values())
         return frozenset(each for region in regions for code in list(region.compiled) for each in code.quantized)
 
     @property
     def keys(self) -> frozenset[str]:
-        """Keys of the regions that calls came to."""
+        """Keys of the regions that calls reached."""
         return frozenset(region.key for region in list(self._regions.values()))
 
     def run(self, site: RegionSite, *given: Input, lend: Lend | None = None) -> Any:
-        """The result of `site.function(site.module, *tensors)`, by compiled code where there is some.
+        """Compute `site.function(site.module, *tensors)`, with compiled code if available. lend: see `LendingRunner`.
 
-        Raises what the original raises, whatever cancels, and InputsGoneError.
+        Raises the original's errors, cancellations, and InputsGoneError if code failed after consuming its inputs.
         """
         self._progress.begin_block()
         self.was_reached = True
@@ -193,7 +193,7 @@ class RegionBinding:
         if not isinstance(found, CompiledRegion):
             return self._run_original(site, tensors, found)
         device = inputs[0].device
-        if gone:  # nothing else holds what the region frees
+        if gone:  # drop the caller's references, so that the region frees these inputs after their last use
             tensors = inputs
         try:
             result = found(weights, inputs, gone)
@@ -209,21 +209,21 @@ class RegionBinding:
         return result
 
     def _bound(self, site: RegionSite) -> _BoundSite:
-        """The site while a call runs."""
+        """The binding of a site during a call; binds a new site."""
         return self._sites.get(site) or self._bind(site, is_hooked=True)
 
     def _run_original(self, site: RegionSite, tensors: Sequence[torch.Tensor], reason: BypassReason | None) -> Any:
-        """`reason`: None where the region is only to be compiled later."""
+        """Run the original, and report a bypass. reason: None if the region's code is still being compiled."""
         with of_the_blocks():
             result = site.function(site.module, *tensors)
-        if reason is not None:  # an original that raises was no bypass: the prompt fails as it does without Resolute
+        if reason is not None:  # after the call: an original that raises fails the prompt as without Resolute
             self._bypass(reason)
         return result
 
     def _region(
         self, site: RegionSite, bound: _BoundSite, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> Region | BypassReason:
-        """The region of a site for inputs of these dtypes, or why the site's original must run."""
+        """The region of a site for inputs of these dtypes, or the reason why the original must run."""
         if bound.refused is not None:
             return bound.refused
         dtype, device = tensors[0].dtype, tensors[0].device
@@ -246,11 +246,11 @@ class RegionBinding:
     def _foreseen(
         self, site: RegionSite, inputs: Sequence[torch.Tensor]
     ) -> tuple[Region | BypassReason, Sequence[torch.Tensor]]:
-        """The region and the weights of a site that no call came to, for such inputs."""
+        """The region and the weights of a site that no call has reached yet, for placeholder `inputs`."""
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
         return self._region(site, bound, weights, inputs), weights
 
     def announce(self) -> None:
-        """Show how many regions of the module are compiled."""
+        """Show the number of compiled regions of the module."""
         self._progress.report(*self.compiled_count)

@@ -1,4 +1,4 @@
-"""The miss path: how a call deals with a region that has no code for its sizes."""
+"""The miss path: how a call handles a region that has no code for its sizes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..compile.tracing import Shapes, static_sizes
 from .region import DeferredCompiler, Region, RegionCall
 from .table import RegionTable, why_failed
 
-# Regions whose new code one call compares, while it waits for nothing; and where it runs them all from then on.
+# The most comparisons of a call that does not wait: while regions lack code, and if no comparisons remain afterwards.
 MOST_COMPARED, MOST_AT_ONCE = 4, 10
 
 
 class Missing(Enum):
-    """How a call deals with a region without code."""
+    """How a call handles a region without code."""
 
-    LEAVE = "leave"  # leave it to be compiled, and run the original; compare a few of those whose code came
-    LEAVE_ALL = "leave all"  # the same, and compare all; the call is made again when all is compiled
+    LEAVE = "leave"  # queue it and run the original; compare only a few regions whose code is new
+    LEAVE_ALL = "leave all"  # the same, but compare all; the call is repeated once all are compiled
     COMPILE = "compile"  # wait until it is compiled
-    REPEAT = "repeat"  # run what the call before ran: this one is recorded
+    REPEAT = "repeat"  # run exactly the code of the previous call, because this call is captured
 
 
 @dataclass(frozen=True, eq=False)
 class Lack:
-    """A region that ran its original at some shapes, in place of code that will come. static: see `static_sizes`."""
+    """A region that ran its original because its code is not ready at these shapes. static: see `static_sizes`."""
 
     region: Region
     shapes: Shapes
@@ -41,23 +41,23 @@ class Lack:
 
     @property
     def is_settled(self) -> bool:
-        """A call at these shapes needs no comparison any more."""
+        """True if a call at these shapes needs no further comparison: code is confirmed, or compiling failed."""
         return self.shapes in self.region.by_shapes or self.static in self.region.failures
 
     @property
     def has_come(self) -> bool:
-        """There is code, to be compared at these shapes."""
+        """True if there is code that a call can compare at these shapes."""
         return any(compiled.static == self.static for compiled in list(self.region.compiled))
 
 
 Lacks = dict[tuple[str, Shapes], Lack]
-# (site, inputs) -> its region or why it has none, and its weights
+# (site, inputs) -> (the region or why there is none, the site's weights)
 RegionOf = Callable[[RegionSite, Sequence[torch.Tensor]], tuple[Region | BypassReason, Sequence[torch.Tensor]]]
 
 
 class MissPath:
-    """Of one module. kept: what the current call runs originals of, though code may have come. lacks: what it ran
-    originals of.
+    """The miss path of one module. kept: regions whose original the current call must run, even if they have code now.
+    lacks: regions whose original it ran.
     """
 
     def __init__(
@@ -76,29 +76,29 @@ class MissPath:
         self._missing = Missing.LEAVE
         self.kept: Lacks = {}
         self.lacks: Lacks = {}
-        self._at_sites: dict[tuple[RegionSite, Shapes], tuple[tuple[str, Shapes], Lack]] = {}  # of earlier calls too
-        self._to_compare = 0  # so many regions more in the current call
-        # Of one call of the module. To find the store, all settings of the environment are read: milliseconds.
+        self._at_sites: dict[tuple[RegionSite, Shapes], tuple[tuple[str, Shapes], Lack]] = {}  # also of earlier calls
+        self._to_compare = 0  # regions that the current call may still compare
+        # Cached per call: looking up a store reads all settings of the environment, which takes milliseconds.
         self._stores: dict[torch.device, ArtifactStore | None] = {}
         self._failed: dict[tuple[str, Shapes], BypassReason] = {}
 
     def begin(self, progress: Progress, missing: Missing, kept: Lacks, most: int) -> None:
-        """A call of the module starts. most: regions that it compares, if it waits for nothing."""
+        """A call of the module begins. most: the regions that it may compare under Missing.LEAVE."""
         self._progress, self._missing, self.kept, self.lacks = progress, missing, kept, {}
         self._to_compare = most if missing is Missing.LEAVE else sys.maxsize
         self._stores.clear()
         self._failed.clear()
 
     def repeat(self) -> None:
-        """The call is made again, to record it: it compares, loads and compiles nothing."""
+        """The same call runs again for a capture: compare, load and compile nothing."""
         self._missing = Missing.REPEAT
 
     def forget_sites(self) -> None:
-        """The module changed."""
+        """Forget the sites of earlier calls, because the module changed."""
         self._at_sites.clear()
 
     def waits(self, site: RegionSite, shapes: Shapes) -> bool:
-        """The site's original runs without a look at its weights: its code is still being made, as in a call before."""
+        """True if the site's code was missing in an earlier call and still is: run the original without its weights."""
         key, lack = self._at_sites.get((site, shapes), (None, None))
         if key is None or lack is None or not self._leaves(lack.region):
             return False
@@ -106,7 +106,7 @@ class MissPath:
         return True
 
     def _leaves(self, region: Region) -> bool:
-        """The call runs the original: the region's code is being made, or the call has compared enough."""
+        """True if the call runs the original: the region is being compiled, or the call has compared enough."""
         if self._missing not in (Missing.LEAVE, Missing.LEAVE_ALL):
             return False
         return self._queue.awaits(region) or (bool(region.unverified) and self._to_compare <= 0)
@@ -119,7 +119,7 @@ class MissPath:
         inputs: Sequence[torch.Tensor],
         shapes: Shapes,
     ) -> CompiledRegion | BypassReason | None:
-        """Code for sizes that were not met before, or why there is none; None if the original runs until it comes."""
+        """The code for new sizes, or why there is none; None if the original runs until the code is compiled."""
         key = region.key, shapes
         if (failed := self._failed.get(key)) is not None:
             return failed
@@ -134,9 +134,9 @@ class MissPath:
         call = self._call(region, site, weights, inputs)
         try:
             found = self._found(call) if leaves else self._compiled(call)
-        except Exception as error:  # noqa: BLE001 (`why_failed` raises what has to be raised)
+        except Exception as error:  # noqa: BLE001 (`why_failed` re-raises cancellations)
             found = why_failed(call, error)
-            if isinstance(error, NotComparedError):  # a capture of this call goes when the next run begins
+            if isinstance(error, NotComparedError):  # a capture of this call is dropped when the next run begins
                 self.lacks[key] = lack
         if isinstance(found, BypassReason) and shapes not in region.by_shapes:
             self._failed[key] = found
@@ -145,14 +145,14 @@ class MissPath:
     def _lacking(
         self, key: tuple[str, Shapes], lack: Lack, site: RegionSite, inputs: Sequence[torch.Tensor]
     ) -> CompiledRegion | BypassReason | None:
-        """The call runs the original. What else the block runs is left too."""
+        """Record that the call runs the original, and queue the other regions of the block. Returns None."""
         self.lacks[key] = lack
         self._at_sites[site, lack.shapes] = key, lack
         self._foresee(site, inputs[0])
         return None
 
     def _found(self, call: RegionCall) -> CompiledRegion | BypassReason | None:
-        """Look up code for the call. What it lacks is left to the queue."""
+        """Look up code for the call; queue the region if it has none."""
         compared = self._stats.counters.verifications
         found = self._table.resolve(call)
         self._to_compare -= self._stats.counters.verifications - compared
@@ -160,7 +160,7 @@ class MissPath:
         return found
 
     def _compiled(self, call: RegionCall) -> CompiledRegion | BypassReason:
-        """The same, once it is compiled: by other strategies while a comparison finds the code to be wrong."""
+        """Look up code, and wait for its compile. Repeats with other strategies while a comparison rejects the code."""
         waited = False
         while (found := self._found(call)) is None:
             if not waited:
@@ -175,7 +175,7 @@ class MissPath:
         return found
 
     def _repeated(self, region: Region, key: tuple[str, Shapes]) -> CompiledRegion | BypassReason | None:
-        """Return what the call before ran. Raises CaptureError where it did not come to the region."""
+        """Return the code that the previous call ran. Raises CaptureError if that call did not reach the region."""
         if key in self.lacks:
             return None
         found = region.by_shapes.get(key[1])
@@ -184,7 +184,7 @@ class MissPath:
         return found
 
     def _foresee(self, site: RegionSite, x: torch.Tensor) -> None:
-        """Leave to the queue what else the block runs: see `RegionSite.others`."""
+        """Queue the other regions that the block runs, see `RegionSite.others`."""
         if site.others is None or self._missing is not Missing.LEAVE:
             return
         for other, inputs in site.others(x):

@@ -1,4 +1,4 @@
-"""All regions of the process: sites of equal structure, in whatever model, share one `Region` and its compiled code."""
+"""All regions of the process. Sites of equal structure, also in different models, share one `Region` and its code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RegionTable:
 
     @property
     def ready_forms(self) -> frozenset[tuple[str, ...]]:
-        """Forms of the regions that have code, whatever model came to them."""
+        """Forms of the regions that have code, over all models."""
         return frozenset(region.form for region in list(self._regions.values()) if region.is_ready)
 
     @property
@@ -46,11 +46,11 @@ class RegionTable:
 
     @property
     def failed(self) -> list[str]:
-        """Why regions have no code, a sentence for each."""
+        """One sentence for each region that could not be compiled: why not."""
         return [reason.detail for each in list(self._regions.values()) for reason in list(each.failures.values())[:1]]
 
     def retry_failed(self) -> None:
-        """Forget that no code could be made, or that it failed."""
+        """Forget all failures to compile and to run, so that the next call tries again."""
         with self.lock:
             for region in self._regions.values():
                 region.failures.clear()
@@ -58,21 +58,21 @@ class RegionTable:
                 region.by_shapes = {shapes: each for shapes, each in found if isinstance(each, CompiledRegion)}
 
     def preload(self, key: str, store: ArtifactStore) -> int:
-        """Load a region from the store unless it is in memory. Returns the number of artifacts that it loaded."""
+        """Load a region from the store unless it is in memory. Returns the number of artifacts loaded."""
         with self.lock:
             region = self._regions.setdefault(key, Region(key, ""))
             return 0 if region.compiled else region.load(store)
 
     def resolve(self, call: RegionCall) -> CompiledRegion | BypassReason | None:
-        """Find code for the call's sizes in memory or in the store. Returns the code, or the reason for which the
-        original runs; None if the code has to be compiled.
+        """Look up code for the call's sizes in memory and in the store. Returns the code, or the reason to run the
+        original; None if the region must be compiled.
 
-        Raises torch's OutOfMemoryError, NotComparedError, and whatever cancels.
+        Raises torch's OutOfMemoryError, NotComparedError, and cancellations.
         """
         region, shapes = call.region, call.shapes
-        with call.stats.stalling(), contextlib.ExitStack() as held:  # for all of it, comparisons too
+        with call.stats.stalling(), contextlib.ExitStack() as held:  # held for the comparisons too
             with call.stats.stall("load", "regions that were being loaded", SHORT_WAIT):
-                held.enter_context(self.lock)  # after a start, `preload` holds it to load regions
+                held.enter_context(self.lock)  # `preload` holds the lock while it loads regions after a start
             if shapes in region.by_shapes:
                 return region.by_shapes[shapes]
             if not call.fits:
@@ -90,13 +90,13 @@ class RegionTable:
             return None
 
     def refuse(self, region: Region, shapes: Shapes, error: BaseException) -> BypassReason:
-        """The code failed when it ran: from now on the original runs at these sizes."""
+        """Record that the code raised `error`: from now on the original runs at these shapes. Returns the reason."""
         with self.lock:
             return _refuse(region, shapes, f"{region.label} failed at {shapes}: {error}")
 
 
 def _load(call: RegionCall) -> bool:
-    """`Region.load` while a prompt waits for it, so the time is counted. Returns whether it loaded anything."""
+    """Run `Region.load` and count its time as a stall of the prompt. Returns True if it loaded anything."""
     if call.store is None:
         return False
     region, stats = call.region, call.stats
@@ -111,7 +111,7 @@ def _load(call: RegionCall) -> bool:
 
 def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
     same = [compiled for compiled in call.region.compiled if compiled.static == call.static]
-    if len(same) > 1:  # what is proven for these sizes first: the other would be compared
+    if len(same) > 1:  # try code whose guards hold first: other code must be compared
         same.sort(key=lambda compiled: compiled.guards.check(call.sizes)[0] is not Verdict.HOLDS)
     return next((compiled for compiled in same if may_run(call, compiled)), None)
 
@@ -124,8 +124,8 @@ def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:
 
 
 def why_failed(call: RegionCall, error: Exception) -> BypassReason:
-    """Why a site runs its original until the next call of the module. Raises whatever cancels. What the original raises
-    by itself it raises again.
+    """Convert an error to the reason why a site runs its original until the next call of the module. Re-raises a
+    cancellation. An error of the original itself will be raised again by that run.
     """
     kind = call.site.kind
     if isinstance(error, call.progress.cancellations):
