@@ -1,1 +1,1 @@
-"""From a block to compiled code: trace, lower, and keep it as an artifact."""
+"""From a block to compiled code: trace, lower, and store as an artifact."""

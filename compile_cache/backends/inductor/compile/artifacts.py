@@ -1,7 +1,7 @@
-"""A compiled region as an artifact of the store, and back, without tracing or compiling.
+"""Convert a compiled region to an artifact of the store, and load it back without tracing or compiling.
 
-The payload is a zip: inductor's own pickle of the compiled graph (the wrapper's source and Triton's binaries), and on
-the CPU the shared libraries that the wrapper loads. The rest of a `CompiledRegion` is plain data in `Artifact.about`.
+The payload is a zip: inductor's pickle of the compiled graph (the wrapper's source and Triton's binaries), and on the
+CPU the shared libraries that the wrapper loads. The rest of a `CompiledRegion` is plain data in `Artifact.about`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .shape_guards import ConfirmedSizes, ShapeGuards
 _GRAPH = "graph.pickle"
 _LIBRARIES = "libraries/"
 
-# Every function that a guard may have in it: of sympy, and of torch's arithmetic of sizes.
+# Every function that a guard may contain: sympy's, and those of torch's size arithmetic.
 _SYMPY = ("Add", "Mul", "Pow", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not", "Rational")
 _TORCH = (
     "CeilDiv", "CeilToInt", "CleanDiv", "FloorDiv", "FloorToInt", "IntTrueDiv", "Max", "Min", "Mod",
@@ -70,7 +70,7 @@ def pack(key: str, label: str, compiled: CompiledRegion) -> Artifact:
 
 
 def measured(compiled: CompiledRegion) -> dict[str, Any]:
-    """The part of `Artifact.about` that is known only after the region ran: confirmed sizes, autotuning's choices."""
+    """The part of `Artifact.about` known only after the region ran: confirmed sizes, and autotuned configurations."""
     choices = {name: kernel.choice for name, kernel in compiled.kernels.items()}
     return {"shown": compiled.confirmed.plain(), "choices": {name: each for name, each in choices.items() if each}}
 
@@ -78,8 +78,8 @@ def measured(compiled: CompiledRegion) -> dict[str, Any]:
 def unpack(artifact: Artifact) -> CompiledRegion:
     """Load an artifact, ready to run; one compile or load at a time.
 
-    Raises InvalidArtifactError where the bytes show that `pack` did not make them. Whatever else is raised (torch's
-    loaders raise any class) is a fault of the moment or of this process, and says nothing about the bytes.
+    Raises InvalidArtifactError if the bytes are malformed, so `pack` cannot have made them. Any other error (torch's
+    loaders raise any class) is temporary or a fault of this process, and does not mean that the bytes are invalid.
     """
     about = artifact.about
     try:
@@ -114,8 +114,8 @@ def _payload(compiled: CompiledRegion) -> bytes:
         raise InvalidArtifactError("it returns its inputs unchanged, so there is no code to store")
     graph = copy.copy(compiled.graph)
     graph.prepare_for_serialization()
-    # Without functions: only compiling calls them (newer torch has one for the table of decompositions), and they
-    # are pickled by the name of their module, which differs in a worker.
+    # Drop functions: they are called only at compile time (newer torch passes one for the decomposition table), and
+    # pickle stores them by module name, which differs in a worker.
     graph.fx_kwargs = {name: value for name, value in graph.fx_kwargs.items() if not callable(value)}
     stored = _pickled(graph)
     stream = io.BytesIO()
@@ -132,8 +132,8 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
         try:
             return pickle.dumps(graph)
         except Exception:  # pickling a launcher raises any class
-            # A graph from inductor's own cache has launchers, or functions that load them, which cannot be pickled. The
-            # bundle also holds the binaries, and those are enough.
+            # A graph from inductor's own cache contains launchers, or functions that load them, which pickle rejects.
+            # The bundle also contains the binaries, which suffice.
             if graph._triton_bundle is None:
                 raise
             graph._triton_bundle = dataclasses.replace(graph._triton_bundle, static_autotuners=[])
@@ -164,10 +164,10 @@ def _instructions() -> str:
 
 
 def _expect_instructions(wanted: str) -> None:
-    """Skip inductor's search for the vector instructions of compiler and CPU, which takes up to 15 s in each process:
-    it builds libraries, and loads each in a process that imports torch.
+    """Skip inductor's probe for vector instructions, which takes up to 15 s in each process: it builds libraries, and
+    loads each in a process that imports torch.
 
-    The search was made when the artifact was built. It is made again where the CPU's own list gives another result.
+    The probe ran when the artifact was built. It runs again if the CPU's own list leads to another result.
     """
     if not wanted or None in (pick_vec_isa, VecISA, valid_vec_isa_list) or valid_vec_isa_list.cache_info().currsize:
         return
@@ -183,9 +183,9 @@ def _expect_instructions(wanted: str) -> None:
 
 
 def _place(name: PurePosixPath, content: bytes) -> None:
-    """Write a library to where the wrapper looks for it, so that inductor compiles nothing.
+    """Write a library to the path from which the wrapper loads it, so that inductor compiles nothing.
 
-    Raises InvalidArtifactError for a name that leads out of inductor's cache.
+    Raises InvalidArtifactError for a name outside inductor's cache.
     """
     if name.is_absolute() or ".." in name.parts:
         raise InvalidArtifactError(f"it names a file outside its folder: {name}")

@@ -1,6 +1,6 @@
-"""Casts of weights from fp8 as an operator, for NVIDIA cards before Ada (RTX 40), on which Triton has no such types.
+"""Weight casts from fp8 as an opaque operator, for NVIDIA GPUs before Ada (RTX 40), where Triton lacks fp8 types.
 
-PyTorch's own kernel casts there. Nothing is lost: a product after it takes the cast weight from memory in any case.
+PyTorch's own kernel does the cast. No fusion is lost: the following product reads the cast weight from memory anyway.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _CAST, _DEQUANTIZE = "aten::_to_copy", "comfy_kitchen::dequantize_fp8"
 
 
 def keep_opaque(graph: torch.fx.Graph, device: torch.device) -> None:
-    """Put the operator in place of each cast from fp8, if the device needs it. comfy-kitchen's, which casts and scales,
-    gets a weight before it is transposed: inductor would copy it so in a kernel of its own.
+    """Replace each cast from fp8 by the operator, if the device needs it. Also move the transpose of a weight behind
+    comfy-kitchen's operator that casts and scales: inductor would copy a transposed fp8 weight in its own kernel.
     """
     if not _lacks_fp8(device):
         return

@@ -1,4 +1,4 @@
-"""Checks of a traced graph, and the weights that it uses."""
+"""Checks of a traced graph, and queries of the weights that it uses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from ....torch_facts.private_names import OpOverload
 from . import kitchen
 
-_REPEATABLE_WRITES = ("aten::clamp", "aten::clamp_")  # they may be done again
+_REPEATABLE_WRITES = ("aten::clamp", "aten::clamp_")  # idempotent
 
 
 def refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
-    """To clamp an input in place is allowed, as core's product for plain fp8 weights does: code may be compared and run
-    again on the same tensors, and clamping twice changes nothing. See `CompiledRegion.written`.
+    """Raises ValueError if the graph writes into an input: we may run code again on the same tensors to compare it. An
+    in-place clamp, as in core's product for plain fp8 weights, is idempotent and allowed; see `CompiledRegion.written`.
     """
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
@@ -27,16 +27,16 @@ def refuse_writes_to_inputs(graph: torch.fx.Graph) -> None:
 
 
 def refuse_attention(graph: torch.fx.Graph) -> None:
-    """Attention, also in parts, has a softmax. The key of such a region lacks the switches that choose its kernel."""
+    """Raises ValueError for attention or a softmax, a part of it: the region's key lacks attention's kernel flags."""
     for node in graph.nodes:
         if isinstance(node.target, OpOverload) and any(part in str(node.target) for part in ("attention", "softmax")):
             raise ValueError(f"it computes attention ({node.target}), and its site says that it does not")
 
 
 def quantized_weights(graph: torch.fx.Graph, layouts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """See `Trace.quantized`. layouts: for each input of the graph that is of a weight, see `weight_layouts`.
+    """See `Trace.quantized`. layouts: the `weight_layouts` of the graph's weight inputs.
 
-    A plain weight in 8 bits that is cast first is no quantized weight: only the memory that it takes is meant.
+    A plain fp8 weight that is cast first does not count as quantized: it only saves memory.
     """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     used = [pair for pair in zip(placeholders, layouts, strict=False) if pair[1] and pair[0].users]

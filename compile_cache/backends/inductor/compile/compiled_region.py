@@ -1,4 +1,4 @@
-"""One compiled region: inductor's code for a trace, and the sizes for which it may run."""
+"""One compiled region: inductor's code for a trace, and the guards on the sizes for which it may run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Choice = dict[str, Any]  # block sizes and numbers of warps and stages, under Tr
 
 @dataclass(eq=False)
 class CompiledRegion:
-    """Runs on the weights of any module of the structure that was traced, at every size that its guards allow.
+    """Runs on the weights of any module with the traced structure, at every size that its guards allow.
 
-    code: inductor's function from one flat list, the used weights and then the inputs, to the flat outputs. It empties
+    code: inductor's function from one flat list (the used weights, then the inputs) to the flat outputs. It empties
         the list while it runs, so that each input is freed after its last use.
-    static: for each input its shape, with 0 for dimensions that have a name. A call must have exactly these sizes.
+    static: the shape of each input, with 0 for named dimensions. A call must match the nonzero sizes exactly.
     used_weights: indices into `weight_inputs`: a part of a block needs only some of the block's weights.
     output_spec: the structure of the original's result.
     kernels: the Triton kernels by name; empty on the CPU.
-    graph: what a store keeps; None where the region returns its inputs, for which inductor gives a plain function.
+    graph: the graph to store; None if the region returns its inputs, for which inductor returns a plain function.
     libraries: shared libraries that the code loads, by path in inductor's cache. Only on the CPU, only if compiled
-        here: a CUDA graph brings its kernels along.
-    confirmed: sizes at which guards are not met, but where a comparison showed the results to be right.
+        in this process: a CUDA graph contains its kernels.
+    confirmed: sizes at which guards fail, but a comparison showed the results to be correct.
     quantized: see `Trace.quantized`.
     """
 
@@ -47,8 +47,8 @@ class CompiledRegion:
 
     @property
     def written(self) -> list[int]:
-        """The inputs that the code writes to, as the original does. A caller whose tensor it gets a copy of runs the
-        original instead.
+        """Indices of the inputs that the code mutates, as the original does. If the code would get a copy of such an
+        input, the caller must run the original instead.
         """
         first = len(self.used_weights)
         return [index - first for index in self.graph.mutated_input_idxs] if self.graph is not None else []
@@ -58,7 +58,7 @@ class CompiledRegion:
     ) -> Any:
         """Run on all weights of the block, in the order of `weight_inputs`, and its inputs in `region_format`.
 
-        gone: numbers of inputs that are freed after their last use: then `tensors` is a list, which is emptied.
+        gone: indices of donated inputs, freed after their last use. If any, `tensors` must be a list; it is emptied.
         """
         inputs = [*[weights[index] for index in self.used_weights], *tensors]
         if gone:
@@ -71,8 +71,8 @@ class CompiledRegion:
 class KernelByAddress:
     """Launches one of our Triton kernels with device addresses instead of tensors.
 
-    With tensors it fails in a capture, see `cuda_graphs.foreign_launches`. Triton's launcher takes an integer as an
-    address, and asks the driver nothing. Autotuning needs the tensors themselves, so kernels with several
+    A launch with tensors fails in a capture, see `cuda_graphs.foreign_launches`. Triton's launcher treats an integer as
+    an address, without a query to the driver. Autotuning needs the tensors themselves, so kernels with several
     configurations still get them.
     """
 
@@ -84,12 +84,12 @@ class KernelByAddress:
 
     @property
     def choice(self) -> Choice | None:
-        """The configuration that autotuning chose; None before it did."""
+        """The configuration that autotuning chose; None before autotuning."""
         launchers = self._kernel.launchers
         return _choice(launchers[0]) if len(launchers) == 1 else None
 
     def choose(self, choice: Choice) -> None:
-        """Use a configuration that was measured before. Does nothing where the kernel has no such configuration."""
+        """Use a configuration that autotuning chose before. Does nothing if the kernel has no such configuration."""
         matching = [launcher for launcher in self._kernel.launchers if _choice(launcher) == choice]
         if len(matching) == 1:
             self._kernel.launchers = matching
@@ -113,6 +113,6 @@ def launch_by_address(modules: Iterable[ModuleType]) -> dict[str, KernelByAddres
             if CachingAutotuner is not None and isinstance(value, CachingAutotuner):
                 value = KernelByAddress(value)
                 setattr(module, name, value)
-            if isinstance(value, KernelByAddress):  # wrapped before: another region of this process shares the kernel
+            if isinstance(value, KernelByAddress):  # already wrapped: another region of this process shares the kernel
                 kernels[name] = value
     return kernels

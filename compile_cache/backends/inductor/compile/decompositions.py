@@ -1,4 +1,4 @@
-"""Inductor's table of decompositions, with ours."""
+"""Inductor's decomposition table, extended by ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POWER = torch.ops.aten.pow.Scalar
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The table by operator, for this process: an operator of another package is in it once that was imported."""
+    """The decompositions by operator. Operators of another package are included once the package is imported."""
     known = decomposition_table()
     return {
         **known,
@@ -29,8 +29,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _power_by(known: Callable[..., Any]) -> Callable[..., Any]:
-    """A number that follows sizes as the base, as in PiD's rotary tables: inductor takes every first argument of a
-    power for a tensor.
+    """Handle a symbolic number as the base, as in PiD's rotary tables: inductor assumes that the first argument of a
+    power is a tensor.
     """
 
     def power(base: Any, exponent: torch.Tensor) -> Any:
@@ -42,13 +42,13 @@ def _power_by(known: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_it_is(*given: Any, **named: Any) -> Any:
-    """The decomposition of an operator that inductor's table lacks."""
+    """The fallback for an operator that inductor's table lacks: no decomposition."""
     return NotImplemented
 
 
 def of_kitchen() -> dict[Any, Callable[..., Any]]:
-    """For comfy-kitchen's quantizers and rotary operators, functions with their arguments and results; none before
-    that is imported.
+    """Decompositions of comfy-kitchen's quantizers and rotary operators, with the operators' signatures; empty until
+    comfy-kitchen is imported.
     """
     operators, ours = getattr(torch.ops, NAMESPACE), {**quantizers.BY_NAME, **rotary.BY_NAME}
     return {getattr(operators, name).default: made for name, made in ours.items() if hasattr(operators, name)}

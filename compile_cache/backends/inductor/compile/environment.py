@@ -1,4 +1,4 @@
-"""The environment: everything besides the regions themselves that inductor's code depends on."""
+"""The environment: everything that inductor's generated code depends on, besides the regions themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ....packages import version_of
 from ....store.fingerprint import EnvironmentFingerprint
 from ....torch_facts.private_names import compile_lock, inductor_config, portable_config
 
-# Settings of how and where inductor works. The generated code does not depend on them.
+# Settings of how and where inductor compiles. The generated code does not depend on them.
 _HOW_NOT_WHAT = frozenset(
     {
         "compile_threads", "worker_start_method", "cpp.vec_isa_ok", "cpp.cxx", "cuda.cuda_cxx", "rocm.rocm_home",
@@ -25,7 +25,7 @@ _HOW_NOT_WHAT = frozenset(
         "global_cache_dir", "disable_progress", "verbose_progress", "log_tlparse",
     }
 )  # fmt: skip
-# Passes of other packs that rewrite the graph. `save_config_portable` leaves them out.
+# Settings for custom graph passes, which other packs may set. `save_config_portable` omits them.
 _PASSES = (
     "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
     "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "_pre_fusion_custom_pass",
@@ -33,14 +33,14 @@ _PASSES = (
 
 _version = functools.cache(version_of)
 _lock = threading.Lock()
-_latest: str | None = None  # what `_read_settings` gave last
-_before: list[str] = []  # the digest of the settings from before each compile that is running
+_latest: str | None = None  # the latest result of `_read_settings`
+_before: list[str] = []  # for each running compile, the digest of the settings before it
 
 
 def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
-    """The environment of code for a device. `source`: a digest of the source code that regions are traced from.
+    """The environment of code for a device. source: a digest of the source code that regions are traced from.
 
-    It is read anew each time, which takes milliseconds.
+    Each call reads the environment, which takes milliseconds.
     """
     return EnvironmentFingerprint(
         torch=str(torch.__version__),  # torch's is a subclass of str, whose digest would differ from a str's
@@ -75,9 +75,9 @@ def _instructions(listed: Path = Path("/proc/cpuinfo")) -> str:
 
 @contextlib.contextmanager
 def own_settings() -> Iterator[None]:
-    """While a compile runs, `environment_of` returns the settings from before it, in every thread.
+    """During a compile, make `environment_of` return the settings from before it, in every thread.
 
-    A compile changes inductor's settings for its own duration.
+    A compile changes inductor's settings while it runs.
     """
     with compile_lock, _lock:
         _before.append(_before[0] if _before else _read_settings())
@@ -90,8 +90,8 @@ def own_settings() -> Iterator[None]:
 def _settings() -> str:
     """A digest of inductor's settings that change the generated code.
 
-    `torch.compile` changes them for the duration of a compile and holds torch's `compile_lock` meanwhile. While
-    another thread compiles, the settings are those that were read before; a first reader waits for its end.
+    `torch.compile` changes them during a compile and holds torch's `compile_lock` meanwhile. While another thread
+    compiles, this returns the settings read before; the first reader waits until the compile ends.
     """
     if not compile_lock.acquire(blocking=_latest is None):
         assert _latest is not None
@@ -105,7 +105,7 @@ def _settings() -> str:
 
 def _read_settings() -> str:
     global _latest
-    if portable_config is None:  # nothing is kept then, so nothing needs the digest
+    if portable_config is None:  # then no code is stored, so the digest is not needed
         _latest = ""
         return _latest
     portable = portable_config(ignore_private_configs=True)

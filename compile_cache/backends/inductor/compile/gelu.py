@@ -1,7 +1,7 @@
-"""The approximation of GELU by tanh: as a part of the product before it, else with one exponential.
+"""The tanh approximation of GELU: as an epilogue of the preceding matrix product, else with one exponential.
 
-0.5 x (1 + tanh(u)) = x sigmoid(2 u), exactly. Over the hidden layer of a transformer a kernel with tanh computes for
-longer than it reads and writes. On NVIDIA, cuBLAS applies it to a linear layer's result before that is written.
+0.5 x (1 + tanh(u)) = x sigmoid(2 u), exactly. Over a transformer's hidden layer a tanh kernel is compute-bound. On
+NVIDIA, cuBLAS applies the GELU to a linear layer's result before it writes that to memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from . import casts
 
 _ATEN = torch.ops.aten
 OPERATOR = _ATEN.gelu.default
-_VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default)  # torch 2.15 makes the second of a linear layer
+_VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default)  # torch 2.15 traces a linear layer with the second
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def by_approximation(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator: by a sigmoid where tanh is asked for. elsewhere: computes the exact GELU."""
+    """The table's decomposition of GELU: `by_sigmoid` if approximate="tanh", else `elsewhere`, which is exact."""
 
     def gelu(x: torch.Tensor, approximate: str = "none") -> Any:
         return by_sigmoid(x) if approximate == "tanh" else elsewhere(x, approximate=approximate)
@@ -40,7 +40,7 @@ def by_sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def join_products(graph: torch.fx.Graph, device: torch.device) -> None:
-    """Put one operator in place of each linear layer in half precision and the GELU that alone takes its result."""
+    """Replace each half-precision linear layer and the GELU that is its result's only user by one operator."""
     if addmm_activation is None or not is_nvidia(device):
         return
     for node in list(graph.nodes):
@@ -63,13 +63,13 @@ def operator() -> Callable[..., torch.Tensor]:
 
 
 def _run(bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if not x.is_cuda:  # there torch's operator computes the exact GELU
+    if not x.is_cuda:  # on the CPU torch's operator computes the exact GELU
         return torch.nn.functional.gelu(torch.addmm(bias, x, weight), approximate="tanh")
     return cast(torch.Tensor, addmm_activation(bias, x, weight, use_gelu=True))
 
 
 def _product_before(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The linear layer's product that this node alone takes, as it is or as a view, if it is such a GELU."""
+    """If the node is a tanh GELU and the only user of a linear layer's result or of its view: that product's node."""
     if node.target is not OPERATOR or node.kwargs.get("approximate") != "tanh":
         return None
     found: Any = node.args[0]
@@ -80,7 +80,7 @@ def _product_before(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def _is_linear(bias: Any, x: Any, weight: Any) -> bool:
-    """In half precision, by a weight that the graph takes as it is or casts. cuBLAS joins none with a side of 1."""
+    """True for a half-precision product with a weight input, cast or not. cuBLAS fuses no GELU if a side is 1."""
     own, values = weight, [each.meta["val"] for each in (bias, x, weight)]
     while own.target in (_ATEN.t.default, _ATEN._to_copy.default, casts.operator()):
         own = own.args[0]

@@ -1,7 +1,7 @@
 """A decomposition of GroupNorm for channels-last memory, see `decompositions`.
 
-Torch's own reshapes to (batch, groups, channels per group * height * width). In channels-last memory that is neither
-contiguous nor a simple index, so inductor's kernels divide by the symbolic width for every element.
+Torch's decomposition reshapes to (batch, groups, channels per group * height * width). In channels-last memory this is
+neither contiguous nor a simple index, so inductor's kernels divide by the symbolic width for every element.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPERATOR = torch.ops.aten.native_group_norm.default
 
 
 def by_format(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
-    """The decomposition for a table: ours where a tensor's `region_format` is channels-last, else `elsewhere`."""
+    """The table's decomposition: `over_channels` if the tensor's `region_format` is channels-last, else `elsewhere`."""
 
     def native_group_norm(x: torch.Tensor, weight: Any, bias: Any, *sizes: Any) -> Any:
         if region_format(x) is torch.contiguous_format:
@@ -33,14 +33,14 @@ def by_format(elsewhere: Callable[..., Any]) -> Callable[..., Any]:
 def over_channels(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, groups: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """GroupNorm of x (batch, channels, ..., height, width), by the statistics of each channel.
+    """GroupNorm of x (batch, channels, ..., height, width), computed from per-channel statistics.
 
     Returns what `aten.native_group_norm` returns: the normalised x in channels-last memory, and the means and the
     reciprocal standard deviations, both (batch, groups).
 
     Channel statistics read the memory in order. All channels have the same number of pixels, so the variance of a group
     is the mean over its channels of (channel variance + (channel mean - group mean)^2), the law of total variance.
-    Sums of squares would take less time, and lose what is small beside an outlier.
+    Sums of squares would be faster, but lose small values beside an outlier.
     """
     batch, channels, *sizes = x.shape
     own, count = channels // groups, math.prod(sizes)
@@ -64,8 +64,8 @@ def over_channels(
 
 
 def _computed_once(numbers: torch.Tensor) -> torch.Tensor:
-    """The same numbers, which inductor writes to memory. It would compute them again for each pixel, in a kernel that
-    reads so much that its result goes to memory in fp32, by channels, before the next kernel makes it channels-last.
+    """The same numbers, materialized in memory. Otherwise inductor recomputes them for each pixel, in a kernel with so
+    many reads that it writes an fp32 result by channels, which another kernel then converts to channels-last.
     """
     numbers = numbers.contiguous()
     return numbers.as_strided(numbers.shape, numbers.stride())

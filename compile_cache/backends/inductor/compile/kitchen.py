@@ -1,8 +1,8 @@
-"""The operators of comfy-kitchen, which computes ComfyUI's quantized weights, in traces and compiled code.
+"""The operators of comfy-kitchen, which computes with ComfyUI's quantized weights, in traces and compiled code.
 
-Most are registered with torch, and a trace holds them as they are. Some functions go to its registry of kernels
-instead: run on fake tensors, they would be traced through, and leave fake tensors in its caches, which break calls from
-then on. `opaque` gives traces an operator for each of them.
+Most are registered with torch, and a trace contains them unchanged. Some functions dispatch through comfy-kitchen's own
+kernel registry instead: a trace would record their implementation, and leave fake tensors in their caches, which breaks
+all later calls. `opaque` gives traces an operator for each of these.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ....regions.slots import swapped
 from ....torch_facts.operators import defined
 from ....torch_facts.private_names import FakeTensor
 
-NAMESPACE = "comfy_kitchen"  # of its operators, and the name of its package
+NAMESPACE = "comfy_kitchen"  # the namespace of its operators, and the name of its package
 
-# Operators that multiply numbers of a quantized format as they are stored.
+# Operators that multiply by a weight's quantized numbers without dequantizing them first.
 _PRODUCTS = frozenset(
     {
         "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm",
@@ -33,7 +33,7 @@ _CODES = (torch.float32, torch.float16, torch.bfloat16)  # comfy-kitchen's numbe
 
 
 def opaque() -> AbstractContextManager[None]:
-    """Inside, functions that ask comfy-kitchen's registry for a kernel for fake tensors get an operator of torch."""
+    """In this block, comfy-kitchen's registry returns a torch operator for calls with fake tensors."""
     registry = _registry()
     if registry is None:
         return nullcontext()
@@ -55,8 +55,8 @@ def opaque() -> AbstractContextManager[None]:
 
 
 def product_of(numbers: torch.fx.Node) -> str | None:
-    """The operator that multiplies by a weight's numbers, given where a graph takes them; None if they are dequantized
-    first: then the format is emulated.
+    """The operator that multiplies by a weight's quantized numbers, a graph input; None if they are dequantized first
+    (the format is emulated).
     """
     waiting, seen = [numbers], {numbers}
     while waiting:
@@ -75,7 +75,7 @@ def _registry() -> Any:
 
 @functools.cache
 def operators() -> dict[str, Callable[..., Any]]:
-    """By name in comfy-kitchen's registry, the function to call in a trace: operators of ours, and one of its own."""
+    """The function to call in a trace, by name in comfy-kitchen's registry: our operators, and one of its own."""
     own = {
         name: defined(name, schema, functools.partial(_run, name), fake) for name, (schema, fake) in _DEFINED.items()
     }
@@ -83,7 +83,7 @@ def operators() -> dict[str, Callable[..., Any]]:
 
 
 def _run(function: str, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Call the kernel that suits the arguments, as comfy-kitchen's own functions do."""
+    """Dispatch to the kernel for these arguments, as comfy-kitchen's own functions do."""
     names = [argument.name for argument in getattr(torch.ops.resolute, function).default._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     result: torch.Tensor = _registry().get_implementation(function, kwargs=given)(**given)
@@ -95,12 +95,12 @@ def _fake_product(x: Any, numbers: Any, *rest: Any) -> Any:
 
 
 def _fake_w4a8(x: Any, numbers: Any, relative: Any, of_channels: Any, *rest: Any) -> Any:
-    """Packed numbers have no rows."""
+    """The number of rows is that of `of_channels`, because packed numbers have no rows."""
     return x.new_empty((*x.shape[:-1], of_channels.shape[0]), dtype=_dtype(rest, x))
 
 
 def _fake_weight(numbers: Any, *rest: Any) -> Any:
-    """Two numbers of four bits are in one of eight."""
+    """Each byte packs two 4-bit numbers, so the result has twice the columns."""
     return numbers.new_empty((numbers.shape[0], 2 * numbers.shape[1]), dtype=_dtype(rest, numbers))
 
 
@@ -108,14 +108,14 @@ def _dtype(arguments: Iterable[Any], like: Any) -> Any:
     return next((each for each in arguments if isinstance(each, torch.dtype)), like.dtype)
 
 
-# The last five came with comfy-kitchen after 0.2.31.
+# comfy-kitchen added the last five arguments after 0.2.31.
 _W4A8 = (
     "(Tensor x, Tensor qdata, Tensor s_rel, Tensor s_channel, Tensor? codebook=None, Tensor? correction=None, "
     "Tensor? bias=None, int group_size=16, int convrot_groupsize=256, ScalarType out_dtype=bfloat16, "
     "str? input_act=None, Tensor? input_act_weight=None, float input_act_eps=0.0, Tensor? residual=None, "
     "Tensor? residual_scale=None) -> Tensor"
 )
-# Functions of comfy-kitchen's registry that it makes no operator of: schema, and what gives the shape of the result.
+# Functions of comfy-kitchen's registry without a torch operator: schema, and the fake implementation.
 _DEFINED: dict[str, tuple[str, Callable[..., Any]]] = {
     "convrot_w4a4_linear": (
         "(Tensor x, Tensor qweight, Tensor wscales, Tensor? bias=None, int convrot_groupsize=256, "
@@ -142,7 +142,7 @@ _DEFINED: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def _int8_linear(x: Any, weight: Any, weight_scale: Any, bias: Any = None, out_dtype: Any = None, **more: Any) -> Any:
-    """comfy-kitchen's own operator of the function, which takes a number in place of the dtype."""
+    """Call comfy-kitchen's own torch operator, which takes a number instead of the dtype."""
     code = _CODES.index(x.dtype if out_dtype is None else out_dtype)
     return getattr(torch.ops, NAMESPACE).int8_linear(x, weight, weight_scale, bias, code, **more)
 

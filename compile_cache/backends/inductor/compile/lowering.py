@@ -38,14 +38,14 @@ from .whole_rows import held_at_once
 
 _IS_WINDOWS = sys.platform == "win32"
 
-scratch: str | None = None  # the folder for temporary folders; None for the system's
+scratch: str | None = None  # the parent of temporary folders; None: the system's
 
 
 def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     """Compile a trace with inductor (`compile_fx`), for every size that its guards allow.
 
-    keep: whether the result will be stored; if so, it holds the shared libraries that it loads on the CPU. Raises
-    whatever inductor raises. One compile or load at a time.
+    keep: True if the result will be stored; then it contains the shared libraries that it loads on the CPU. Raises
+    inductor's errors. Only one compile or load runs at a time.
     """
     with one_at_a_time:
         return _compile(trace, keep)
@@ -72,7 +72,7 @@ def _compile(trace: Trace, keep: bool) -> CompiledRegion:
         own_settings(),
         held_at_once(),
         inductor_config.patch({**_options(device, trace), **header_settings(), **IN_THIS_PROCESS}),
-        # AOTAutograd's cache saves nothing for a graph without gradients or writes, and it would keep this one.
+        # AOTAutograd's cache saves no time for a graph without gradients or mutations, and would store this one.
         functorch_config.patch(enable_autograd_cache=False),
     ):
         compile_fx(trace.graph, trace.fakes, inner_compile=inner, decompositions=decompositions())
@@ -92,12 +92,12 @@ def _compile(trace: Trace, keep: bool) -> CompiledRegion:
 
 
 def _cache_hits() -> int | None:
-    """The number of graphs that came from inductor's own disk cache; None where this torch does not count them."""
+    """The number of hits in inductor's own disk cache; None if this torch does not count them."""
     return None if counters is None else int(counters["inductor"]["fxgraph_cache_hit"])
 
 
 def code_of(graph: CompiledFxGraph) -> FlatCode:
-    """The function of a graph that was compiled or loaded."""
+    """The callable of a compiled or loaded graph."""
     code: FlatCode | None = graph.current_callable
     assert code is not None
     return code
@@ -106,12 +106,12 @@ def code_of(graph: CompiledFxGraph) -> FlatCode:
 def _options(device: torch.device, trace: Trace) -> dict[str, Any]:
     """Inductor's settings for a device.
 
-    On CUDA activations stay channels-last between regions: convolutions are fastest with it, and tokens are a view of
-    it. Pointwise kernels take inductor's first choice of block sizes: measuring others took seconds and gained nothing.
-    Matrices are not padded: inductor would time that on a GPU, and a worker has none. On Windows a kernel's name lacks
-    those of its operators: Triton's files have it, and a path has at most 259 characters.
-    On a CPU inductor makes maps of pictures channels-last, and expects a convolution over frames to keep that. Torch
-    chooses its kernel by size, and the one for a few numbers gives contiguous results, which the code then refuses.
+    On CUDA activations stay channels-last between regions: convolutions are fastest with it, and tokens are views of
+    it. Pointwise kernels use inductor's default block sizes: autotuning them took seconds and gained nothing.
+    Matrices are not padded: inductor would benchmark that on a GPU, and a worker has none. On Windows a kernel's name
+    omits its operators: it is part of Triton's file names, and a path has at most 259 characters.
+    On a CPU inductor makes feature maps channels-last, and expects a convolution over frames to keep that. Torch
+    chooses the kernel by size; the kernel for small sizes returns contiguous results, and the code fails on these.
     """
     if device.type != "cpu":
         names = {"triton.descriptive_names": False} if _IS_WINDOWS else {}
@@ -121,14 +121,14 @@ def _options(device: torch.device, trace: Trace) -> dict[str, Any]:
 
 def _convolves_frames(trace: Trace) -> bool:
     nodes = (node for node in trace.graph.graph.nodes if node.target is torch.ops.aten.convolution.default)
-    return any(len(node.args[3]) == 3 for node in nodes)  # its strides: of frames, rows and columns
+    return any(len(node.args[3]) == 3 for node in nodes)  # its strides: frames, rows and columns
 
 
 def _guards(trace: Trace, from_disk: bool) -> ShapeGuards:
     """The guards of tracing and lowering.
 
-    A graph from inductor's own disk cache was lowered by another trace, whose guards are not known. It may rely on
-    sizes larger than 1, so that becomes a guard too.
+    A graph from inductor's own disk cache was lowered for another trace, whose guards are unknown. It may assume sizes
+    larger than 1, so add that guard.
     """
     larger = [sympy.Gt(symbol, 1) for symbol in trace.symbols.values()] if from_disk else []
     return ShapeGuards([*trace.guards, *larger], trace.symbols, trace.branches)
@@ -136,9 +136,9 @@ def _guards(trace: Trace, from_disk: bool) -> ShapeGuards:
 
 @contextlib.contextmanager
 def _own_folder(wanted: bool) -> Iterator[dict[str, bytes]]:
-    """Let inductor work in an empty folder. Yields a dict that then gets the shared libraries, by relative path.
+    """If wanted, give inductor an empty cache folder. Yields a dict; at the end it gets the shared libraries, by path.
 
-    On the CPU inductor's graph only names libraries in inductor's cache; on CUDA the graph holds its kernels.
+    On the CPU inductor's graph only refers to libraries in its cache; on CUDA the graph contains its kernels.
     """
     libraries: dict[str, bytes] = {}
     if not wanted:

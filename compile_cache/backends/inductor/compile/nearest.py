@@ -1,9 +1,9 @@
-"""Results that torch computes from sizes, computed from the index of each place: sizes are symbols here.
+"""Compute nearest upsampling and `torch.linspace` from position indices, because sizes are symbols in a trace.
 
-Upsampling by a whole number of nearest pixels reads the place that it repeats. Torch computes that place from quotients
-of the sizes: two divisions in float64 in each thread, of which a GeForce does one where it does 64 in float32.
+Nearest upsampling by an integer factor reads a source index. Torch computes the index from quotients of the sizes: two
+float64 divisions per thread, and a GeForce runs float64 at 1/64 of its float32 rate.
 
-`torch.linspace` takes no symbol for its steps: it would make code for each size.
+`torch.linspace` does not accept a symbolic number of steps: each size would compile its own code.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
-_NEAREST = ("nearest", "nearest-exact")  # which are the same for whole numbers
+_NEAREST = ("nearest", "nearest-exact")  # equal for integer factors
 
 
 class ByIndex(TorchFunctionMode):
-    """Inside, in this thread, torch.linspace does so, and torch.nn.functional.interpolate for maps that lie
-    channels-last.
+    """In this block and thread, compute torch.linspace from indices, and torch.nn.functional.interpolate for
+    channels-last maps.
     """
 
     def __torch_function__(
@@ -39,7 +39,7 @@ class ByIndex(TorchFunctionMode):
 def evenly_spaced(
     start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any
 ) -> torch.Tensor:
-    """The numbers of torch.linspace, with its arguments; from the nearer end, as torch computes them."""
+    """The values of torch.linspace for the same arguments; each is computed from the nearer end, as torch does."""
     dtype = dtype or torch.get_default_dtype()
     place, last = torch.arange(steps, dtype=dtype, device=device), torch.full((), steps - 1, dtype=dtype, device=device)
     step = (end - start) / last.clamp(min=1)
@@ -47,26 +47,26 @@ def evenly_spaced(
 
 
 def repeated(x: torch.Tensor, factors: Sequence[int]) -> torch.Tensor:
-    """A map (batch, channels, ..., height, width) with each place as often as its dimension's factor says."""
+    """Repeat each position of a map (batch, channels, ..., height, width), by one integer factor per dimension."""
     by_dimension = list(zip(x.shape[2:], factors, strict=True))
     places = [torch.arange(size * factor, device=x.device) // factor for size, factor in by_dimension]
     return read(x, places)
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
-    """A map of pictures or frames lies so. A size that is a symbol is not asked if it is 1: that would be a guard."""
+    """True for a channels-last map of pictures or frames. Reads only a stride: a branch on a size would add a guard."""
     return tensor.ndim in (4, 5) and isinstance(stride := tensor.stride(1), int) and stride == 1
 
 
 def read(x: torch.Tensor, places: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A map (batch, channels, ..., height, width) at these places in each dimension after channels, channels-last."""
+    """Index a map (batch, channels, ..., height, width) by one vector per dimension after channels. Channels-last."""
     grid = [place.reshape(-1, *(1,) * (len(places) - 1 - at)) for at, place in enumerate(places)]
     result: torch.Tensor = _aten._unsafe_index(x.movedim(1, -1), [None, *grid]).movedim(-1, 1)
     return result
 
 
 def _factors(dimensions: int, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """The whole factors of an `interpolate` with these keywords; empty for one that does something else."""
+    """The integer factors of an `interpolate` call with these keywords; empty if it does anything else."""
     scale = given.get("scale_factor")
     is_plain = not any(value for name, value in given.items() if name not in ("scale_factor", "mode"))
     if scale is None or not is_plain or given.get("mode", "nearest") not in _NEAREST:

@@ -1,7 +1,7 @@
-"""Results of normalisations in a trace, without their arithmetic.
+"""Fake results of normalisations in a trace, without running their decompositions.
 
-Torch finds the shapes of a GroupNorm or LayerNorm by running its decomposition on symbols, which takes more than half
-of the time of a ResBlock's trace. Shape, strides and dtype are those of the input, but for the statistics.
+Torch infers the result shapes of a GroupNorm or LayerNorm by running its decomposition on symbols, which takes more
+than half of a ResBlock's trace time. The result has the input's shape, strides and dtype, except for the statistics.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _GROUP, _LAYER = torch.ops.aten.native_group_norm.default, torch.ops.aten.native
 
 
 def by_shape() -> AbstractContextManager[None]:
-    """Inside, fake tensors get these results by their shapes alone. Nothing changes where torch keeps no table."""
+    """In this block, fake tensors get these results from their shapes alone. No effect if this torch has no table."""
     if fast_fake_results is None:
         return nullcontext()
-    table = fast_fake_results()  # what torch asks before it decomposes
+    table = fast_fake_results()  # torch consults the table before it runs a decomposition
     return swapped([(table, _GROUP, _group_norm), (table, _LAYER, _layer_norm)])
 
 

@@ -1,8 +1,8 @@
-"""A trace that other threads do not notice.
+"""Trace without side effects on other threads.
 
-While torch.fx traces, it replaces `Module.__call__` and `Module.__getattr__` for the whole process, which makes the
-calls of a prompt slower, and tells every thread that it traces, upon which functions of torch.compile raise.
-`make_fx` needs neither: its tracer returns what modules return.
+While torch.fx traces, it replaces `Module.__call__` and `Module.__getattr__` for the whole process, which slows down
+the prompt's calls, and sets a process-wide "is tracing" flag, which makes functions of torch.compile raise.
+`make_fx` needs neither: its tracer calls modules normally.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _this_thread = threading.local()
 
 
 def graph_of(function: Callable[..., Any], fakes: list[Any]) -> torch.fx.GraphModule:
-    """The ATen graph of a function of fake tensors with symbols. Raises what the function and torch raise."""
+    """The ATen graph of a function over symbolic fake tensors. Raises the function's and torch's errors."""
     _replace_trace()
     _this_thread.traces_for_us = True
     try:
@@ -32,7 +32,7 @@ def graph_of(function: Callable[..., Any], fakes: list[Any]) -> torch.fx.GraphMo
 
 @functools.cache
 def _replace_trace() -> None:
-    """Once for the process. Other threads, and other traces of this one, go to torch's own method."""
+    """Patch `PythonKeyTracer.trace` once per process. Other threads and nested traces still use torch's own method."""
     if PythonKeyTracer is None:
         return
     torchs = PythonKeyTracer.trace

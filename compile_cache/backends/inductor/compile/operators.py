@@ -1,4 +1,4 @@
-"""All operators of ours that a trace, or code that was compiled of one, may call."""
+"""All of our operators that a trace or its compiled code may call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import casts, gelu, kitchen
 
 
 def register() -> None:
-    """Define them in this process. Do it before a trace or compiled code is loaded that another process made."""
+    """Define our operators in this process. Call this before loading another process's trace or compiled code."""
     chooser.operator()
     chosen.operator()
     own_memory.operator()
@@ -20,7 +20,7 @@ def register() -> None:
 
 
 def prepare(graph: torch.fx.Graph) -> None:
-    """Have a thread make ready what the first use of a trace's operators would wait for."""
+    """Load cuDNN and prepare the attention of a traced graph in a thread, so that its first use does not wait."""
     for node in graph.find_nodes(op="call_function", target=chooser.operator()):
         q, k, v, mask = (*node.args, None)[:4]
         if mask is None and node.kwargs.get("mask") is None:

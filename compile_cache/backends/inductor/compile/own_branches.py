@@ -1,4 +1,4 @@
-"""See whether a block's own code branches on a size, or only the operators that it calls."""
+"""Detect if a block's own code branches on a size, not only the operators that it calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ....torch_facts.private_names import ShapeEnv
 
 
 class AskedShapeEnv(ShapeEnv):  # type: ignore[misc]
-    """Notes whether the block's own code branched on a size. Operators do too, to choose a layout in memory.
+    """Records if the block's own code branched on a size. Operators branch too, to choose a memory layout.
 
-    torch asks here for each branch, also for one that a guard before it decides.
+    torch calls `evaluate_expr` for each branch, even if an earlier guard already decides it.
     """
 
     in_operator = True
@@ -25,7 +25,7 @@ class AskedShapeEnv(ShapeEnv):  # type: ignore[misc]
 
 
 class InOperators(TorchFunctionMode):
-    """Tells the ShapeEnv when an operator runs, and not the block's own code; `between` is called before each."""
+    """Tells the ShapeEnv if an operator or the block's own code runs. Calls `between` before each operator."""
 
     def __init__(self, shape_env: AskedShapeEnv, between: Callable[[], None] | None) -> None:
         super().__init__()

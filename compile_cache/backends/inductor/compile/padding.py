@@ -1,8 +1,8 @@
-"""Inputs of products in nvfp4 and mxfp8 are padded in every trace, whatever its sizes.
+"""Pad the inputs of nvfp4 and mxfp8 products in every trace, at any size.
 
-Such products take rows in blocks of 16 or 32. Where the rows of an input are no multiple, comfy-kitchen pads them and
-cuts the result. In a trace, its question after the multiple would be a guard, and a later prompt of another size would
-compile. To pad a multiple and to cut nothing changes nothing, so in a trace the answer is always yes.
+Such products process rows in blocks of 16 or 32. If an input's rows are not a multiple, comfy-kitchen pads them and
+slices the result. In a trace, its check for a multiple would add a guard, and a later prompt of another size would
+recompile. Padding a multiple and slicing nothing off have no effect, so traces always do both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHAPE, _CUT = "get_padded_shape", "_slice_to_original_shape"
 
 
 class _Padded(tuple[Any, ...]):
-    """A padded shape that is asked if it equals another one."""
+    """A padded shape that compares unequal to every shape, so that comfy-kitchen always pads."""
 
     __slots__ = ()
     __hash__ = tuple.__hash__
@@ -36,7 +36,7 @@ class _Padded(tuple[Any, ...]):
 
 @contextmanager
 def always() -> Iterator[None]:
-    """Inside, comfy-kitchen pads inputs whose sizes are symbols, and cuts the results, without asking for either."""
+    """In this block, comfy-kitchen always pads inputs with symbolic sizes and slices the results, without a check."""
     modules = [found for name in _MODULES if (found := sys.modules.get(f"{NAMESPACE}.tensor.{name}")) is not None]
     kinds = [
         kind for module in modules for kind in vars(module).values() if isinstance(kind, type) and _SHAPE in vars(kind)

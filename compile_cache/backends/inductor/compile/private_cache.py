@@ -1,7 +1,7 @@
-"""Folders for the code that inductor loads, in which no other user of the machine could have written.
+"""Cache folders for inductor's code to which no other user of the machine can write.
 
-Inductor loads sources, libraries and Triton's binaries from its cache, and uses a file that is there as it is. The
-cache is in the system's temporary directory by default, under a name that another user can take first.
+Inductor loads sources, libraries and Triton's binaries from its cache, and does not check an existing file. By default
+the cache is in the system's temporary directory, under a name that another user can create first.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from ....torch_facts.private_names import (
 logger = logging.getLogger(__name__)
 
 _INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
-# Triton's texts, which nothing loads while the binary is there; they name the path of their source.
+# Triton's intermediate representations, which nothing loads if the binary exists; they contain their source's path.
 _TEXTS = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
-# Inductor's setting for a compile and for a load. With more threads it starts a process for its own workers when the
-# first kernel is loaded: that imports torch for ten seconds at usual priority, and ours have compiled what it would.
+# Inductor's setting for a compile and for a load. With more threads inductor starts its own worker process at the first
+# kernel: that imports torch for ten seconds at normal priority, and our workers have compiled the kernels already.
 IN_THIS_PROCESS = {"compile_threads": 1}
 
 
-# Held by a compile and by a load: modules that torch loads meanwhile are taken for those of its code.
+# Held during a compile and a load, because modules that torch loads meanwhile count as that code's modules.
 one_at_a_time = threading.RLock()
 
 
 @contextlib.contextmanager
 def private_cache() -> Iterator[None]:
-    """While code is compiled or loaded: inductor's and Triton's own cache folders if they can be used, else ours.
+    """For a compile or load: use inductor's and Triton's own cache folders if these are private, else our folders.
 
-    The folders are variables of the process, so another pack that compiles meanwhile uses the same ones. Raises OSError
-    where no private folder can be made.
+    The folders are environment variables, so another pack that compiles meanwhile uses the same ones. Raises OSError if
+    no private folder can be created.
     """
-    # `_is_usable` makes the folder. Inductor would make it by the umask, and 002 lets a group write.
+    # `_is_usable` creates the folder. Inductor would create it by the umask, and 002 lets a group write.
     _is_usable(Path(os.environ[_INDUCTOR] if _INDUCTOR in os.environ else default_cache_dir()))
-    inductor = Path(cache_dir())  # which also sets inductor's variable, so before it is read
+    inductor = Path(cache_dir())  # this call also sets inductor's variable, which the next line reads
     before = {name: os.environ[name] for name in (_INDUCTOR, _TRITON) if name in os.environ}
     triton = Path(before[_TRITON]) if _TRITON in before else None
     changed = []
     if not _is_usable(inductor):
         os.environ[_INDUCTOR] = str(_own_folder())
-        changed = [_INDUCTOR, _TRITON]  # inductor sets Triton's to a place inside its own, at its first kernel
+        changed = [_INDUCTOR, _TRITON]  # at the first kernel inductor sets Triton's variable to a subfolder
         if triton is not None and triton.is_relative_to(inductor):
             del os.environ[_TRITON]
             triton = None
@@ -74,12 +74,12 @@ def private_cache() -> Iterator[None]:
 
 
 def header_settings() -> dict[str, bool]:
-    """Inductor's settings for a compile. It includes headers from below its default folder, whichever its cache is."""
+    """Inductor's settings for a compile. Precompiled headers are in its default folder, whichever cache is set."""
     return {} if _is_usable(Path(default_cache_dir())) else {"cpp_cache_precompile_headers": False}
 
 
 def place(path: Path, content: bytes) -> None:
-    """Make sure that a file has this content, which the store's digest covers, whatever is there. Raises OSError."""
+    """Make sure that a file has this content, verified by the store's digest; overwrite any other. Raises OSError."""
     if not path.is_symlink() and path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def place(path: Path, content: bytes) -> None:
 
 
 def remove_other_source(graph: CompiledFxGraph) -> None:
-    """Remove another source of the graph's name, which inductor would load as it is. Raises OSError."""
+    """Remove a source file of the graph's name with other content: inductor would load it unchecked. Raises OSError."""
     path = Path(get_path(graph.cache_key, "py")[2])
     try:
         same = not path.is_symlink() and path.read_text("utf-8") == graph.source_code  # as inductor writes it
@@ -101,7 +101,7 @@ def remove_other_source(graph: CompiledFxGraph) -> None:
 
 
 def place_binaries(bundle: TritonBundle) -> None:
-    """The files of Triton's kernels, in folders that are there: inductor writes only those that are not."""
+    """Write the kernel files of the bundle into existing Triton folders: inductor writes only into missing folders."""
     for kernel in bundle.kernel_artifacts:
         folder = os.path.join(triton_cache_dir(kernel.device), kernel.kernel_hash)  # noqa: PTH118 (as in its JSON)
         if not Path(folder).is_dir():
@@ -116,7 +116,7 @@ def place_binaries(bundle: TritonBundle) -> None:
 
 
 def _is_usable(folder: Path) -> bool:
-    """It is private, and inductor can compile C++ in it."""
+    """True if the folder is private, and inductor can compile C++ in it. Creates it; logs why not."""
     try:
         make_private(folder)
         why = why_not_private(folder) or _why_no_compiler(folder)
@@ -128,7 +128,7 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _why_no_compiler(folder: Path) -> str | None:
-    """Inductor takes its command for the C++ compiler apart at spaces. What Windows does was not tried."""
+    """Inductor splits its C++ compiler command at spaces, so a path with a space fails. Not tested on Windows."""
     if sys.platform == "win32" or not any(map(str.isspace, str(folder))):
         return None
     return f"{folder} has a space in its name, which torch's commands for the C++ compiler do not allow"
@@ -144,7 +144,7 @@ def _warn(why: str) -> None:
 
 
 def _own_folder() -> Path:
-    """In the user's cache, made anew if it is gone; where that cannot be used, a temporary folder of this process.
+    """A folder in the user's cache, created if missing; if that is not usable, a temporary folder of this process.
     Raises OSError.
     """
     try:

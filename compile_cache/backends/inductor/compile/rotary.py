@@ -1,6 +1,6 @@
 """comfy-kitchen's rotary operators as plain arithmetic, which inductor fuses with the norm before them.
 
-As one opaque operator each costs a kernel of its own, which reads and writes all queries and keys once more.
+As an opaque operator each one is a separate kernel, which reads and writes all queries and keys once more.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 
 
 def rotated(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """Each pair of neighbours in the last dimension of x, multiplied by its matrix of 2 times 2.
+    """Multiply each pair of neighbours in the last dimension of x by its 2x2 rotation matrix.
 
-    x: (batch, heads, tokens, width), or (batch, tokens, heads, width). frequencies: six dimensions, (width / 2, 2, 2)
-    after those that broadcast to x's; more tokens than x has are left out. It computes in the dtype of frequencies.
+    x: (batch, heads, tokens, width), or (batch, tokens, heads, width). frequencies: six dimensions, three that
+    broadcast to x, then (width / 2, 2, 2); surplus tokens are dropped. Computes in the dtype of frequencies.
     """
     pairs = x.to(frequencies.dtype).reshape(*x.shape[:-1], -1, 2)
     matrices = _trimmed(x, frequencies)
@@ -24,7 +24,7 @@ def rotated(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 def rotated_halves(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """As `rotated`, where a number's neighbour is in the other half of the last dimension. No token is left out."""
+    """Like `rotated`, but pairs each element with its counterpart in the other half, and drops no surplus tokens."""
     own = torch.cat((frequencies[..., 0, 0], frequencies[..., 1, 1]), dim=-1)
     others = torch.cat((frequencies[..., 0, 1], frequencies[..., 1, 0]), dim=-1)
     exact = x.to(frequencies.dtype)

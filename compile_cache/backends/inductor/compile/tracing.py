@@ -1,9 +1,9 @@
 """Trace a block of a model to an ATen graph whose named dimensions are symbols.
 
 `make_fx` (torch.fx.experimental.proxy_tensor) traces over fake tensors; Dynamo is not used. Dynamo guards every
-attribute that it meets and recompiles when one changes. Here the caller names the inputs and their dynamic dimensions,
-weights become inputs of the graph, and tracing returns its guards on sizes as a list (`Trace.guards`). So one graph
-serves every module of the same structure, in inference mode and under no_grad.
+attribute that it reads and recompiles when one changes. Here the caller names the inputs and their dynamic dimensions,
+weights become graph inputs, and tracing returns its guards on sizes as a list (`Trace.guards`). So one graph serves
+every module of the same structure, in inference mode and under no_grad.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from ....torch_facts.private_names import (
 from . import casts, checks, gelu, kitchen, nearest, norms, one_thread, padding, quantizers
 from .own_branches import AskedShapeEnv, InOperators
 
-# The names that make an input a feature map, see `region_format`. One of another size has "h of carried", for example.
+# The names that mark an input as a feature map, see `region_format`. A map of another size has "h of carried", say.
 FEATURE_MAP: Dims = ("b", None, "h", "w")
-_MAP_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+_MAP_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by rank
 
 Shapes = tuple[tuple[int, ...], ...]
 
 # On the CPU the meta kernel of a convolution branches on batch == 1 and on batch < 16. With a hint above both, the
 # symbol gets no upper bound.
 _CPU_BATCH_HINT = 17
-_LARGEST = 1 << 31  # of a dimension; one less, and kernels would be free to count in 32 bits
+_LARGEST = 1 << 31  # upper bound of a dimension; with one less, kernels could always index in 32 bits
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """An ATen graph over the used weights and then the inputs, with its symbols and the guards on them.
+    """An ATen graph whose inputs are the used weights and then the block's inputs, with its symbols and their guards.
 
-    fakes: a fake tensor for each input of the graph.
-    static: for each input its shape, with 0 for dimensions that have a name.
+    fakes: a fake tensor for each graph input.
+    static: the shape of each block input, with 0 for named dimensions.
     used_weights: indices into `weight_inputs`: a part of a block needs only some of the block's weights.
-    symbols: by name of a dimension.
-    output_spec: the structure of the function's result, whose leaves the graph returns.
-    oblivious: whether tracing ran under `size_one_is_general`. Lowering must run under the same setting.
-    branches: whether the block's own code branched on a size, see `ShapeGuards`.
-    quantized: layouts of quantized weights, each with the operator that multiplies its numbers as they are stored, or
-        an empty text where they are dequantized first.
+    symbols: by dimension name.
+    output_spec: the structure of the function's result; the graph returns the leaves.
+    oblivious: the setting of `size_one_is_general` while tracing. Lowering must run under the same setting.
+    branches: True if the block's own code branched on a size, see `ShapeGuards`.
+    quantized: layouts of quantized weights, each with the operator that multiplies the stored numbers; the operator is
+        empty if the weight is dequantized first.
     """
 
     graph: torch.fx.GraphModule
@@ -72,12 +72,12 @@ class Trace:
 
     @property
     def guards(self) -> list[sympy.Basic]:
-        """Expressions over the symbols that must be true. Lowering adds to the list, so read it after compiling."""
+        """Expressions over the symbols that must be true. Lowering adds guards, so read the list after compiling."""
         return [guard.expr for guard in self.shape_env.guards]
 
 
 def bind_dims(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
-    """The sizes of the named dimensions; None where a rank differs or one name would have two sizes."""
+    """The sizes of the named dimensions; None if a rank differs or one name has two different sizes."""
     sizes: dict[str, int] = {}
     for names, shape in zip(dims, shapes, strict=True):
         if len(names) != len(shape):
@@ -89,7 +89,7 @@ def bind_dims(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> dict[str
 
 
 def static_sizes(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> Shapes:
-    """The shapes, with 0 for dimensions that have a name."""
+    """The shapes, with 0 for named dimensions."""
     return tuple(
         tuple(size if name is None else 0 for name, size in zip(names, shape, strict=True))
         for names, shape in zip(dims, shapes, strict=True)
@@ -97,11 +97,11 @@ def static_sizes(dims: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> Shape
 
 
 def general_hints(sizes: Mapping[str, int], device: torch.device) -> dict[str, int]:
-    """Sizes to trace at, by name, so that the code stays general.
+    """Sizes to trace at, by dimension name, chosen so that the code stays general.
 
-    Never 1, for which torch and inductor have special cases; on the CPU, batch "b" is at least _CPU_BATCH_HINT.
-    "b0", "b1" and so on are the first dimensions of inputs of which some are the batch, and some twice the batch (one
-    part for the picture, one for its reference): a batch of one is doubled in all of them.
+    Never 1, which torch and inductor specialize; on the CPU, batch "b" is at least _CPU_BATCH_HINT.
+    "b0", "b1" and so on name the first dimensions of inputs that contain the batch once or twice (a part for the
+    picture, a part for its reference): a batch of one is doubled in all of them.
     """
     lowest = {"b": _CPU_BATCH_HINT} if device.type == "cpu" else {}
     doubled = {name for name, size in sizes.items() if sizes.get("b0") == 1 and name.startswith("b") and size <= 2}
@@ -110,7 +110,7 @@ def general_hints(sizes: Mapping[str, int], device: torch.device) -> dict[str, i
 
 @functools.cache
 def import_all() -> None:
-    """Trace something small, once: the first trace of a process imports much. A fault shows in the next trace."""
+    """Trace a small module, once: a process's first trace imports much. The next trace repeats any error."""
     module = torch.nn.Sequential(torch.nn.GroupNorm(1, 2), torch.nn.Conv2d(2, 2, 1))
     with torch.no_grad(), contextlib.suppress(Exception):
         trace(
@@ -135,23 +135,23 @@ def trace(
 ) -> Trace:
     """Trace `function(module, *inputs)` with the named `dims` as symbols and every input in its `region_format`.
 
-    inputs: one tensor for each entry of `dims`; only shape, dtype and device count, so expanded placeholders will do.
-        A weight on the device "meta" is traced as if it were on theirs.
-    hints: by name of a dimension, the size that tracing may look at. Only a guard can make it part of the result.
+    inputs: one tensor for each entry of `dims`; only shape, dtype and device count, so expanded placeholders suffice.
+        A weight on the device "meta" is traced as if it were on the inputs' device.
+    hints: the example size of each named dimension. The graph depends on it only through guards.
     oblivious: see `size_one_is_general`.
     without: children of `module` that `function` does not run.
     attends: see `RegionSite`.
-    between: called before each function of torch that the block calls. It may wait, so that a trace gives way to calls.
+    between: called before each torch function that the block calls. It may wait, so that a trace yields to calls.
 
-    Raises ValueError where the function writes into an input (`checks.refuse_writes_to_inputs`) or breaks `attends`,
-    whatever the traced code raises, and torch's errors (GuardOnDataDependentSymNode, for example) where the code needs
-    a value that tracing does not have.
+    Raises ValueError if the function writes into an input (`checks.refuse_writes_to_inputs`) or computes attention
+    despite `attends=False`; the traced code's own errors; and torch's errors (GuardOnDataDependentSymNode, for example)
+    if the code needs a value that tracing does not have.
     """
     # No duck shaping: two dimensions that happen to be equal in the example stay two symbols.
     shape_env = AskedShapeEnv(specialize_zero_one=False, duck_shape=False)
     fake_mode = FakeTensorMode(shape_env=shape_env)
     sizes = {name: _positive_size(shape_env, name, hint) for name, hint in hints.items()}
-    # Before tracing: an equality that it finds replaces one symbol by others.
+    # Read before tracing, because an equality guard replaces a symbol by others.
     symbols = {name: size.node.expr for name, size in sizes.items()}
     slots = weight_slots(module, without)
     weights, layouts = weight_inputs(slots), weight_layouts(slots)
@@ -168,8 +168,8 @@ def trace(
         output_specs.append(spec)
         return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)
 
-    # The cache serves many traces of equal sizes. Each of our traces has symbols of its own, so nothing is ever found,
-    # and writing an entry takes longer than computing the result.
+    # The cache is for traces that share sizes. Each of our traces creates new symbols, so a lookup never hits, and
+    # writing an entry takes longer than computing the result.
     fake_mode.cache_enabled = False
     with (
         fake_mode,
@@ -189,7 +189,7 @@ def trace(
     traced.graph.eliminate_dead_code()
     quantized = checks.quantized_weights(traced.graph, layouts)
     used = checks.drop_unused_weights(traced.graph, len(weights))
-    # A fresh module: make_fx hangs its ShapeEnv on the graph, which inductor's disk cache then cannot pickle.
+    # A new module: make_fx attaches its ShapeEnv to the graph, which inductor's disk cache then cannot pickle.
     graph = torch.fx.GraphModule(torch.nn.Module(), traced.graph)
     fakes = [fakes[index] for index in used] + fakes[len(weights) :]
     static = static_sizes(dims, [tensor.shape for tensor in inputs])
@@ -198,11 +198,11 @@ def trace(
 
 
 def _positive_size(shape_env: ShapeEnv, name: str, hint: int) -> Any:
-    """A symbol that is at least 1, see `ShapeGuards`, and no larger than sizes are.
+    """A symbolic size between 1 (see `ShapeGuards`) and `_LARGEST`.
 
-    Torch's unspecified sizes may be 0. A contiguous stride is then a product of sizes' maxima with 1, and kernels
-    divide by it for every number, where they could read memory as it lies. Without a largest size, inductor cannot tell
-    that `x[:, n:]` ends with x (it takes sys.maxsize for the end), and lowers no graph with `size_one_is_general`.
+    Torch's default symbols may be 0. A contiguous stride is then a product of `Max(1, size)` terms, and kernels divide
+    by it for every element instead of reading memory in order. Without an upper bound, inductor cannot tell that
+    `x[:, n:]` ends with x (the end is sys.maxsize), and fails to lower graphs under `size_one_is_general`.
     """
     source = ConstantSource(f"dim_{name}")
     symbol = shape_env.create_symbol(hint, source, DimDynamic.DYNAMIC, positive=True, do_not_specialize_zero_one=True)
@@ -211,21 +211,21 @@ def _positive_size(shape_env: ShapeEnv, name: str, hint: int) -> Any:
 
 
 def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
-    """Set if torch treats a dynamic dimension as larger than 1, whatever the example's size (`backed_size_oblivious`).
+    """Set if torch treats a dynamic dimension as larger than 1 at any example size (`backed_size_oblivious`).
 
-    If so, tracing never asks "is it 1?", but torch cannot lower some operations. If not, the question becomes a guard,
-    and where a size fails it the results are compared.
+    If True, tracing never branches on "size == 1", but torch cannot lower some operations. If False, such a branch adds
+    a guard, and at sizes that fail the guard the results are compared.
     """
     patched: AbstractContextManager[None] = symbolic_shape_config.patch(backed_size_oblivious=wanted)
     return patched
 
 
 def region_format(tensor: torch.Tensor, dims: Dims = FEATURE_MAP) -> torch.memory_format:
-    """The memory format in which regions take a tensor.
+    """The memory format in which regions expect a tensor.
 
     Channels-last for maps (batch, channels, height, width) and (batch, channels, frames, height, width) on CUDA:
-    convolutions are fastest with it, and tokens and single frames are views of it. Contiguous for everything else, also
-    for what else has four or five dimensions (rotary tables, masks).
+    convolutions are fastest with it, and tokens and single frames are views of it. Contiguous for all other tensors,
+    also those with four or five dimensions (rotary tables, masks).
     """
     is_map = tensor.is_cuda and _is_map(dims)
     return _MAP_FORMATS.get(tensor.ndim, torch.contiguous_format) if is_map else torch.contiguous_format
@@ -237,7 +237,7 @@ def in_region_format(tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
     given = tensor.contiguous(memory_format=memory_format)
     if memory_format is not torch.channels_last_3d:
         return given
-    # A dimension of size 1 may have any stride, from which a convolution would guess another format.
+    # A dimension of size 1 may have any stride, from which a convolution would infer another format.
     _, channels, frames, height, width = given.shape
     row, frame = width * channels, height * width * channels
     strides = (frames * frame, 1, frame, row, channels)
@@ -249,7 +249,7 @@ def _is_map(dims: Dims) -> bool:
 
 
 def _as_map(result: Any) -> Any:
-    """A result of a region over feature maps, in the format in which the next region takes it."""
+    """Convert a result of a region over feature maps to the format that the next region expects."""
     if not isinstance(result, torch.Tensor):
         return result
     wanted = region_format(result)

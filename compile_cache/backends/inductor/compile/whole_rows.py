@@ -1,7 +1,7 @@
-"""Norms that hold a whole row of a tensor at once.
+"""Persistent reductions: norm kernels that keep a whole row in registers.
 
-Inductor reads a row longer than 1024 numbers (and one of more than 64 that does not lie in order) in a loop, and again
-for the result. A transformer's rows have at most some thousands.
+Inductor reads a row of more than 1024 elements (64 if not contiguous) in a loop, and a second time to compute the
+result. A transformer's rows have at most a few thousand elements.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from ....torch_facts.private_names import InductorChoices, inductor_graphs
 
-_MOST = 4096  # numbers of a row: more need too many registers
+_MOST = 4096  # elements of a row: more need too many registers
 
 
 def held_at_once() -> AbstractContextManager[Any]:
-    """Inside, inductor makes such kernels in this thread."""
+    """In this block and thread, inductor generates persistent reductions for rows of up to 4096 elements."""
     if InductorChoices is None or inductor_graphs is None:
         return nullcontext()
     held: AbstractContextManager[Any] = inductor_graphs.set_choices_handler(_choices())
@@ -35,5 +35,5 @@ def _choices() -> Any:
 
 
 def _is_short(numbers: Any) -> bool:
-    """False for a length that is a symbol."""
+    """True if the row length is known to be at most 4096; False for a symbolic length."""
     return bool(inductor_graphs.graph.sizevars.statically_known_leq(numbers, _MOST))
