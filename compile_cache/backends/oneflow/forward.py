@@ -1,4 +1,4 @@
-"""What a compiler makes of a call: a forward on OneFlow tensors, of which a graph is built."""
+"""The output of a compiler for a call: a forward on OneFlow tensors, from which a graph is built."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .weights import SharedWeight, SharedWeights
 class Forward:
     """The forward of one call. `Any` in the lists is a OneFlow tensor.
 
-    run(inputs, values): runs every operator, eagerly outside a graph, and returns the leaves of the call's result.
-    Raises CaptureError. values: OneFlow tensors by name, above all the parameters of `weights`. inputs: indices of the
-    call's tensors that it reads.
+    run(inputs, values): runs every operator (eagerly outside a graph) and returns the leaves of the call's result.
+    Raises CaptureError. values: OneFlow tensors by name: the parameters of `weights`, and constants. inputs: indices of
+    the call's tensors that `run` reads.
     """
 
     run: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
@@ -31,8 +31,8 @@ class Forward:
 
     def make_graph(self, structure: Structure) -> Any:
         """A oneflow.nn.Graph that returns the tensors of `structure`; its first call compiles it."""
-        flow = oneflow()  # the base classes exist only after it is imported
-        # A graph reads only its module's weights, and this module needs short names for them.
+        flow = oneflow()  # the base classes exist only after the import
+        # A graph reads only weights registered on its module, and registration needs short names.
         fields = {name: f"value_{number}" for number, name in enumerate(self.values)}
         forward = self
 
@@ -59,7 +59,7 @@ class Forward:
         return ForwardGraph()
 
     def release(self) -> None:
-        """Free what is not needed once the graph is built: it keeps `make_graph`'s module, which keeps this."""
+        """Free `run` and `values` once the graph is built: the graph keeps its module and so this object alive."""
         self.run, self.values = _released, {}
 
 
@@ -71,17 +71,17 @@ class Compiler(Protocol):
     name: str
 
     def compile(self, call: Call, module: torch.nn.Module, weights: SharedWeights) -> Forward:
-        """Make a forward for `call`; does not compile a OneFlow plan. Raises CaptureError with the reason."""
+        """Make a forward for `call` without compiling a OneFlow plan. Raises CaptureError with the reason."""
         ...
 
 
 class Structure:
-    """How the tensors of a call's result lie in it. A tensor may occur in it more than once, and plain values may."""
+    """The nesting of a call's result. A tensor may occur in it more than once, and plain values may occur too."""
 
     def __init__(self, result: Any) -> None:
         leaves, self._spec = pytree.tree_flatten(result)
         places: dict[int, int] = {}  # identity of a tensor -> its number
-        self._first: list[int] = []  # of each tensor: the first leaf that it is
+        self._first: list[int] = []  # for each tensor, the index of its first leaf
         self._leaves: list[Any] = []
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, torch.Tensor):
@@ -93,7 +93,7 @@ class Structure:
             self._leaves.append(_TensorNumber(places[id(leaf)]))
 
     def tensors(self, leaves: Sequence[Any]) -> list[Any]:
-        """The OneFlow tensors of a result with this structure, each once. Raises CaptureError if it has another one."""
+        """The distinct OneFlow tensors of a result. Raises CaptureError if the result has another structure."""
         if len(leaves) != len(self._leaves):
             raise CaptureError(f"OneFlow returns {len(leaves)} values instead of {len(self._leaves)}")
         tensors = [leaves[place] for place in self._first]
@@ -103,10 +103,10 @@ class Structure:
         return tensors
 
     def build(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The result with these tensors in it."""
+        """The result, rebuilt with these tensors."""
         leaves = [tensors[leaf] if isinstance(leaf, _TensorNumber) else leaf for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
 
 
 class _TensorNumber(int):
-    """The number of a tensor in the result."""
+    """A leaf of the result that is a tensor: the tensor's number."""

@@ -1,8 +1,8 @@
 """The compiler `lowering`: torch.export turns a call into ATen operators, and OneFlow runs each of them.
 
-Export runs the module's own Python once on fake tensors, so nothing is assumed about the model. Torch then decomposes
-every operator that `operators` does not map, and computes every value that does not depend on an input, once. If an
-operator without a mapping is left, lowering fails before OneFlow runs, and the error names it and its block.
+Export runs the module's own Python code once on fake tensors, so it works for any model. Torch then decomposes every
+operator that `operators` does not map. Values that do not depend on an input are computed once, by torch. If an
+operator without a mapping remains, lowering fails before OneFlow runs, and the error names the operator and its block.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _exported(
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Without what `target` held before, which may be large and hard to compute."""
+    """Does not read the old value of `target`, which may be large and expensive to compute."""
     return source.to(target.dtype).expand(target.shape)
 
 
@@ -103,7 +103,7 @@ def _upsample_nearest(
     return x
 
 
-# In place of torch's, which takes a kernel of the device for attention and keeps the others.
+# These replace torch's own, which decompose attention to a device kernel and do not decompose the other two.
 _OWN_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.copy.default: _copy,
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
@@ -114,8 +114,8 @@ _OWN_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 class Lowered:
     """An exported call that OneFlow can run. Raises CaptureError if an operator has no mapping.
 
-    By the names of the graph's nodes, inputs: indices of the call's tensors that it reads. weights: names in the
-    module. constants: tensors that torch computed.
+    All three map node names of the graph. inputs: to indices of the call's tensors. weights: to names in the module.
+    constants: to tensors that torch computed.
     """
 
     def __init__(self, exported: Any) -> None:
@@ -136,12 +136,12 @@ class Lowered:
                 _require_mapping(node)
                 read = {each.name: computed[each] for each in node.all_input_nodes if each in computed}
                 self.constants.update((name, each) for name, each in read.items() if isinstance(each, torch.Tensor))
-        # What the interpreter does not run. A tensor in it is unused, or `run` sets it by its name.
+        # Nodes that the interpreter does not run. A tensor among them is unused, or `run` sets it by name.
         self._known = {node: None for node in self._graph.nodes if node.op == "placeholder"}
         self._known |= {node: None if isinstance(each, torch.Tensor) else each for node, each in computed.items()}
 
     def _read_placeholders(self, exported: Any) -> dict[torch.fx.Node, Any]:
-        """Note the inputs and weights that the graph uses. Returns the constants that the module's code made."""
+        """Record the inputs and weights that the graph uses. Returns the constants that the module's code created."""
         number, made = itertools.count(), {}
         nodes = {node.name: node for node in self._graph.nodes}
         for spec in exported.graph_signature.input_specs:

@@ -1,7 +1,7 @@
 """The compiler `onediff`: onediff converts the module into a OneFlow module, and we build a graph of its method.
 
-onediff's own graphs are keyed only by argument types and keep weights that were replaced. So we use only its
-conversion; graphs, keys and weights are handled as for the compiler `lowering`.
+onediff keys its own graphs only by argument types, and they keep replaced weights. So we use only its conversion, and
+handle graphs, keys and weights as for the compiler `lowering`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATCHED_METHODS = ("forward", "_forward")
 
 
 class OnediffCompiler:
-    """One per module, because a module is converted once for all sizes."""
+    """One instance per module, because onediff converts a module once for all sizes."""
 
     name = "onediff"
 
@@ -65,7 +65,7 @@ def convert(module: torch.nn.Module) -> Any:
 
 
 def run(converted: Any, method: Method, inputs: Sequence[Any], values: Mapping[str, Any]) -> list[Any]:
-    """The leaves of the result of the converted module's method, with these weights. Raises CaptureError."""
+    """Run the converted module's method with these weights. Returns the leaves of the result. Raises CaptureError."""
     positional, named = method.arguments(inputs)
     try:
         with _swapped(converted, values), warnings.catch_warnings():

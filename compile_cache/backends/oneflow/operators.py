@@ -1,8 +1,8 @@
 """The ATen operators that `lowering` keeps, each as a function of OneFlow tensors that takes the operator's arguments.
 
-Torch decomposes the others into these, which are what ComfyUI's models reach. All shapes are known, because a graph
-belongs to one signature, and a view is a copy. OneFlow 0.9.0 lacks some CPU kernels; the functions build those from
-other operators.
+Torch decomposes all other operators into these; the set covers ComfyUI's models. All shapes are known, because a graph
+belongs to one signature, and a view is a copy. OneFlow 0.9.0 lacks some CPU kernels; the functions here compose those
+from other operators.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IDENTITIES = ("alias", "clone")
 
 
 def maps(*names: str) -> Callable[[Operator], Operator]:
-    """Register the decorated function for these operators; `names` are without "aten."."""
+    """Register the decorated function for these operators; `names` omit the prefix "aten."."""
 
     def declare(function: Operator) -> Operator:
         MAPPED.update({f"aten.{name}": function for name in names})
@@ -73,7 +73,7 @@ def _cast(x: Any, dtype: torch.dtype | None) -> Any:
 
 
 maps("gelu.default")(lambda x, approximate="none": oneflow().nn.functional.gelu(x, approximate=approximate))
-# The third argument is True only where a half becomes a float, which no model of one dtype asks for.
+# The third argument is True only for a cast from half to float, which no model of one dtype requests.
 maps("_softmax.default")(lambda x, dim, half_to_float: oneflow().nn.functional.softmax(x, dim=dim))
 maps("linear.default")(lambda x, weight, bias=None: oneflow().nn.functional.linear(x, weight, bias))
 

@@ -1,7 +1,7 @@
-"""The installed packages and the reasons for which OneFlow cannot run here, read without importing OneFlow.
+"""The installed packages and the reasons why OneFlow cannot run here, determined without importing OneFlow.
 
-Importing OneFlow opens a port, replaces `sys.exit` and sets environment variables. Without a driver, asking OneFlow for
-the GPU's name ends the process. So a probe does neither; only code that builds a graph calls `oneflow()`.
+Importing OneFlow opens a port, replaces `sys.exit` and sets environment variables. Without a driver, querying the GPU's
+name through OneFlow ends the process. So a probe does neither; only code that builds a graph calls `oneflow()`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...packages import version_of
 from ...torch_facts.gpu import is_nvidia
 
 REQUIREMENTS = "requirements/oneflow.txt"
-# Public OneFlow has GPU code for these compute capabilities, and no PTX that a driver could compile for newer ones.
+# Public OneFlow contains GPU code for these compute capabilities, and no PTX for a driver to compile for newer GPUs.
 # A GPU runs code of the same major and an equal or lower minor version: 8.9 (RTX 40) runs the code for 8.6.
 _ARCHITECTURES = ((6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6))
 _PUBLIC = "0.9."
@@ -44,13 +44,13 @@ def installed() -> Installed:
 
 
 def onediff_is_native() -> bool:
-    """True if onediff is installed, with a OneFlow newer than the public 0.9: only those have what onediff needs."""
+    """True if onediff is installed with a OneFlow newer than the public 0.9, which onediff needs."""
     found = installed()
     return found.onediff is not None and found.oneflow is not None and not found.oneflow.startswith(_PUBLIC)
 
 
 def unavailable_reason(device: str) -> tuple[str, str] | None:
-    """Why OneFlow cannot run on this device type, and the remedy; None if it can."""
+    """The reason why OneFlow cannot run on this device type, and the remedy; None if it can."""
     found = installed()
     if found.oneflow is None:
         return _not_installed()
@@ -90,7 +90,7 @@ def _unsupported_gpu(oneflow_version: str) -> tuple[str, str] | None:
 
 @functools.cache
 def oneflow() -> Any:
-    """The package, imported at first use; the import's changes to the process are undone. Raises ImportError."""
+    """The package, imported at the first use; undoes the import's changes to the process. Raises ImportError."""
     with process_state_restored():
         return importlib.import_module("oneflow")
 

@@ -1,4 +1,4 @@
-"""Runs a module on OneFlow: one graph per signature, stored in the shared GraphCache like any capture."""
+"""Runs a module on OneFlow: one graph per signature, cached in the shared GraphCache like any capture."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .packages import installed, oneflow
 from .runtime import Runtime, memory_in_use, synchronize, wait_for_torch
 from .weights import CopiedWeights, SharedWeights, to_oneflow
 
-# OneFlow 0.9.0 starts a graph before it queues the entry that the finished graph removes. A graph that finishes first
+# OneFlow 0.9.0 launches a graph before it enqueues the entry that the finished graph pops. A graph that finishes first
 # pops an empty queue, which corrupts memory: about one process in ten crashed, with graphs of microseconds on a busy
 # machine. Real models take far longer.
 MIN_SECONDS = 0.02
 _LONG_SECONDS = 1.0  # a first run that takes longer needs no second measurement
-# Largest relative error of a graph's result; the order of sums differs, so rounding does.
+# Largest relative error of a graph's result: another order of summation changes the rounding.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
@@ -44,7 +44,7 @@ class OneFlowGraph:
         self._copied: CopiedWeights | None = CopiedWeights(forward.weights, call.module)
 
     def refresh_weights(self, epoch: int) -> bool:
-        """Return whether the graph can use the module's current weights; see `Capabilities`."""
+        """Return True if the graph can use the module's current weights; see `Capabilities.keeps_graphs`."""
         if epoch == self._epoch:
             return True
         module = self._module()
@@ -81,7 +81,7 @@ class OneFlowProgram(EagerProgram):
         self._weights = SharedWeights()
 
     def capture(self, call: Call, result: Any, facts: CaptureFacts) -> OneFlowGraph:
-        """Build and check a graph; raises CaptureError. Runs eagerly first: an error in a plan may end the process."""
+        """Build and verify a graph. Runs eagerly first: an error in a plan may end the process. Raises CaptureError."""
         self._runtime.require_room(self._budget)
         if call.module is None:
             raise CaptureError("the call does not say which module it belongs to")
@@ -126,7 +126,7 @@ def _timed(forward: Forward, inputs: Sequence[Any]) -> tuple[list[Any], float]:
 
 
 def _to_torch(results: Sequence[Any]) -> list[torch.Tensor]:
-    """Copies of the results, because a graph reuses its output memory."""
+    """Torch copies of the results, because a graph reuses its output memory."""
     synchronize()
     return [oneflow().utils.tensor.to_torch(result).clone() for result in results]
 
@@ -144,7 +144,7 @@ def _require_float32_on_cpu(call: Call, module: torch.nn.Module) -> None:
 
 
 def _require_equal(actual: Any, expected: Any, what: str) -> None:
-    """Raise CaptureError if a tensor differs from the original's result, so that a wrong graph is never used."""
+    """Raise CaptureError if a tensor differs from the original's result, so that no wrong graph is ever used."""
     for ours, original in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
         if not isinstance(original, torch.Tensor):
             continue

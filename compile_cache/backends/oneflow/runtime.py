@@ -1,11 +1,11 @@
-"""Builds OneFlow graphs, and refuses when building another one is unsafe. There is one runtime per process.
+"""Builds OneFlow graphs, and refuses if building another one is unsafe. There is one runtime per process.
 
 Three limits of OneFlow 0.9.0 (all measured) decide how we use it:
-- After a plan failed to compile, the next one ends the process. So every operator runs eagerly first, where an error is
-  an exception, and after one failed plan nothing is built again.
-- A closed graph returns no memory. So the limits count every graph ever built.
-- Only restarting OneFlow's session would return memory, but that ends the process while a graph is being destroyed,
-  which happens in a OneFlow thread that we cannot wait for. So the session is never restarted.
+- After one plan fails to compile, the next one ends the process. So every operator runs eagerly first, where an error
+  is an exception, and after one failed plan we build no more graphs.
+- A closed graph frees no memory. So the limits count every graph ever built.
+- Only restarting OneFlow's session would free the memory, but that ends the process while a graph is being destroyed,
+  which happens in a OneFlow thread that we cannot wait for. So we never restart the session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MIB = 1024 * 1024
 
 
 class Runtime:
-    """Builds graphs and counts them. `built` and `bytes` include closed graphs. Use the process's one: `runtime()`."""
+    """Builds and counts graphs. `built` and `bytes` include closed graphs. Use the process's instance, `runtime()`."""
 
     def __init__(self, max_graphs: int = MAX_GRAPHS) -> None:
         self.max_graphs = max_graphs
@@ -35,7 +35,7 @@ class Runtime:
         self.failure: str | None = None
 
     def require_room(self, budget: int) -> None:
-        """Raise CaptureError if no more graph may be built. budget: limit in bytes. Cheap, so call it first."""
+        """Raise CaptureError if no further graph may be built. budget: limit in bytes. Cheap, so call it first."""
         if self.failure is not None:
             raise CaptureError(
                 f"OneFlow failed once in this process ({self.failure}), and another failure could end it, so no more "
@@ -51,7 +51,7 @@ class Runtime:
     def build(self, make: Callable[[], Any], inputs: Sequence[Any]) -> Any:
         """Build a graph: `make()` returns a oneflow.nn.Graph, and its first call with `inputs` compiles it.
 
-        The caller must add its size to `bytes`. Raises CaptureError; after that, no more graph is built.
+        The caller must add the graph's size to `bytes`. Raises CaptureError; after that, no further graph is built.
         """
         self.built += 1
         try:
@@ -67,12 +67,12 @@ class Runtime:
 
 @functools.cache
 def runtime() -> Runtime:
-    """The process's runtime."""
+    """The runtime of this process."""
     return Runtime()
 
 
 def _return_memory() -> None:
-    """Make the C library return freed memory to the system: on the CPU, hundreds of megabytes of eager tensors."""
+    """Make the C library return freed memory to the system; on the CPU, eager tensors free hundreds of megabytes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

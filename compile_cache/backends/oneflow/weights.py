@@ -1,8 +1,8 @@
 """A module's weights as OneFlow parameters, shared by all graphs of the module.
 
-At first a weight shares torch's memory (dlpack): that costs nothing, and graphs see edits in place. When ComfyUI
+At first a weight shares torch's memory (dlpack): that costs nothing, and graphs see in-place edits. When ComfyUI
 replaces a Parameter to apply a LoRA, it keeps the old memory as its backup of the original, so we must not write to it.
-From then on the weight is a copy that is refreshed before each run, and graphs built on the old memory are dropped.
+From then on the weight is a copy, refreshed before each run, and graphs built on the old memory are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .packages import oneflow
 
 @dataclass(eq=False)
 class SharedWeight:
-    """One weight. address: of the torch memory that it shares; is_copy: it has its own memory instead."""
+    """One weight. address: the torch memory that it shares. is_copy: True if it has its own memory instead."""
 
     parameter: Any
     address: int
@@ -49,23 +49,23 @@ class SharedWeights:
         return weight
 
     def refresh(self, weights: Mapping[str, SharedWeight], module: torch.nn.Module) -> bool:
-        """Return whether a graph with these weights can use the module's current ones.
+        """Return True if a graph with these weights can use the module's current ones.
 
-        If not, the graph must be rebuilt; weights that were replaced then become copies.
+        Otherwise the graph must be rebuilt, and replaced weights become copies.
         """
         current = tensors_of(module)
         stale = [name for name, weight in weights.items() if not _is_current(weight, current.get(name))]
         for name in stale:
             if self._weights.get(name) is weights[name]:
                 del self._weights[name]  # otherwise we would keep alive the memory that ComfyUI wants to free
-            # A weight that moved to another device will come back and can be shared again, so do not mark it.
+            # A weight on another device will return and can be shared again, so do not mark it as replaced.
             if name in current and _spec(current[name]) == weights[name].spec:
                 self._replaced.add(name)
         return not stale
 
 
 class CopiedWeights:
-    """The weights of a graph that are copies, and where the module holds their current values."""
+    """The copied weights of a graph, and the slots in the module with their current values."""
 
     def __init__(self, weights: Mapping[str, SharedWeight], module: torch.nn.Module) -> None:
         slots = _slots_of(module)
@@ -92,7 +92,7 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def to_oneflow(tensor: torch.Tensor) -> Any:
-    """A OneFlow tensor that shares memory with `tensor`, or a copy if it is not sharable (see `_is_sharable`)."""
+    """A OneFlow tensor that shares memory with `tensor`, or a copy if the memory is not sharable (`_is_sharable`)."""
     flow = oneflow()
     whole = tensor.detach().contiguous()
     if whole.dtype is torch.bool:
