@@ -71,7 +71,7 @@ class Call:
     device: the device of the first tensor, "cuda:0" or "cpu".
     epoch: the weights epoch; equal numbers mean the same Parameters at the same addresses.
     torch_flags: torch's flags during the call, see flags.py.
-    policy: how the call may run, and if it may be repeated or captured.
+    policy: how the call may run, and whether it may be repeated or captured.
     why_captured: the reason to report for a capture, if no difference between capture keys explains it.
     is_behind: regions without code run the original, and are compiled in the background.
     begins_run: the call is the first of a sampling run, or is outside any run.

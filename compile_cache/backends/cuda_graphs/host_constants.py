@@ -41,7 +41,7 @@ Key = tuple[Any, ...]
 
 @dataclass
 class Run:
-    """One run with constants: the copies it used, the values without a copy, and if it copied other host tensors."""
+    """One run with constants: the copies it used, values without a copy, and whether it copied other host tensors."""
 
     used: dict[int, torch.Tensor] = field(default_factory=dict)
     missing: list[tuple[torch.device, torch.Tensor]] = field(default_factory=list)

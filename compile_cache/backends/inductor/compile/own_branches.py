@@ -1,4 +1,4 @@
-"""Detect if a block's own code branches on a size, not only the operators that it calls."""
+"""Detect whether a block's own code branches on a size, not only the operators that it calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....torch_facts.private_names import ShapeEnv
 
 
 class AskedShapeEnv(ShapeEnv):  # type: ignore[misc]
-    """Records if the block's own code branched on a size. Operators branch too, to choose a memory layout.
+    """Records whether the block's own code branched on a size. Operators branch too, to choose a memory layout.
 
     torch calls `evaluate_expr` for each branch, even if an earlier guard already decides it.
     """
@@ -25,7 +25,7 @@ class AskedShapeEnv(ShapeEnv):  # type: ignore[misc]
 
 
 class InOperators(TorchFunctionMode):
-    """Tells the ShapeEnv if an operator or the block's own code runs. Calls `between` before each operator."""
+    """Tells the ShapeEnv whether an operator or the block's own code runs. Calls `between` before each operator."""
 
     def __init__(self, shape_env: AskedShapeEnv, between: Callable[[], None] | None) -> None:
         super().__init__()

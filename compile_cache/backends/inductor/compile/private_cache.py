@@ -44,7 +44,7 @@ one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def private_cache() -> Iterator[None]:
-    """For a compile or load: use inductor's and Triton's own cache folders if these are private, else our folders.
+    """For a compile or load: use inductor's and Triton's own cache folders if these are usable, else our folders.
 
     The folders are environment variables, so another pack that compiles meanwhile uses the same ones. Raises OSError if
     no private folder can be created.

@@ -211,7 +211,7 @@ def _positive_size(shape_env: ShapeEnv, name: str, hint: int) -> Any:
 
 
 def size_one_is_general(wanted: bool) -> AbstractContextManager[None]:
-    """Set if torch treats a dynamic dimension as larger than 1 at any example size (`backed_size_oblivious`).
+    """Set whether torch treats a dynamic dimension as larger than 1 at any example size (`backed_size_oblivious`).
 
     If True, tracing never branches on "size == 1", but torch cannot lower some operations. If False, such a branch adds
     a guard, and at sizes that fail the guard the results are compared.

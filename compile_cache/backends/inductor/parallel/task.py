@@ -23,7 +23,7 @@ class CompileTask:
     settings: `settings_for` at the call. weights: the block's number of weights. strategy: index of the next strategy.
     was_killed: a worker ended while it compiled the region. is_foreseen: no call has reached the region yet. calls:
     later calls that reached it. is_decoder: part of a VAE, which runs once, not in each step. lock: keeps other
-    processes from compiling the region. look_at: earliest time to compile. found_no_memory: the last try had none.
+    processes from compiling the region. look_at: earliest start. found_no_memory: the last try ran out of memory.
     """
 
     call: RegionCall

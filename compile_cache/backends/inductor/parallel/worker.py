@@ -30,8 +30,7 @@ from typing import IO, Any, NoReturn, cast
 _CAN_FORK = sys.platform == "linux"
 ENDED = "the process that compiled it ended"
 HUNG = "the process that compiled it hung, and was ended"
-# Hangs are detected by processor time: on a slow machine a process that works uses little, a process that hangs uses
-# none.
+# Hangs are detected by processor time: a working process uses some even on a slow machine, a hung process none.
 SILENT_SECONDS = 120.0  # a process that uses no processor time for so long hangs
 _MOST_SECONDS = 600.0  # the most processor time for a job; a usual job takes up to a minute
 _LOOK_SECONDS = 0.5  # between two checks that the main process is alive
@@ -125,7 +124,7 @@ def _ending_with(parent: int, folder: str) -> Iterator[None]:
 
 
 def _start_child(serve: Callable[..., None], folder: str) -> Child:
-    """Start a child. Returns its connection, which closes with it (only the child has the other end), and process."""
+    """Start a child. Returns a connection, which closes with the child (only it has the other end), and the process."""
     context: Any = multiprocessing.get_context("fork" if _CAN_FORK else "spawn")
     ours, childs = context.Pipe()
     process = context.Process(target=serve, args=(childs, folder))

@@ -33,7 +33,7 @@ _QUANTIZED_TOLERANCE = 2e-1
 _DECODED_TOLERANCE = 2e-2  # packs decode GGUF weights in float16, compiled code in float32
 _OF_ONE = 3  # tolerance of a single row or column, as a multiple of the whole result's
 _AS_FAR = 6  # compiled code may be this many times as far from the reference as the original
-# Rounding errors cancel, so a factor common to the whole result has a tighter bound: these shares of both terms.
+# Rounding has no direction, so a common factor of the whole result has a tighter bound: these shares of both terms.
 _OF_TOLERANCE, _OF_STEPS = 1 / 3, 1 / 16
 
 _HELD = 32  # elements that a block may allocate at once for each element of its inputs

@@ -248,7 +248,7 @@ def trace_of(
 
 
 def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
-    """Decide if compiled code of the call's region may run at the call's sizes. If so, store new code; else drop it.
+    """Decide whether compiled code of the region may run at the call's sizes. If so, store new code; else drop it.
 
     Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
     finite, and cancellations. The code then stays unverified, and the next call compares it.

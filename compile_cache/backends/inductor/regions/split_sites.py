@@ -171,7 +171,7 @@ def _computing(
 
 
 def _owners(module: torch.nn.Module, without: Sequence[str]) -> list[str]:
-    """For each of `weight_inputs`, the name of its owner module in the block. Raises StaysWholeError if shared."""
+    """For each of `weight_inputs`, the name of its module in the block. Raises StaysWholeError if two share one."""
     inside = parts(module, without)
     names = {id(own): name for name, part in inside for own, _ in tensor_slots(part)}
     slots = weight_slots(module, without)
