@@ -25,8 +25,8 @@ _MEMORY = 1 << 30  # bytes of memory for torch in each process
 
 
 def worker_count(wanted: int | None) -> int:
-    """The number of workers: `wanted`, at most 61; if None, as many as processors and free memory allow, at most 16 and
-    possibly 0. Does not import inductor.
+    """The number of workers: `wanted`, at most 61; if None, 1 to 16 by processors and free memory, or 0 if memory does
+    not suffice for one. Does not import inductor.
     """
     return min(max(_processors() - _OTHERS, 1), _MOST, _fitting()) if wanted is None else min(wanted, _MOST_WANTED)
 
