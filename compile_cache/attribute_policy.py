@@ -20,7 +20,7 @@ class ModuleAttributePolicy:
 
     bookkeeping: names of attributes that may change without affecting the computation. bookkeeping_endings: suffixes of
         such names.
-    switch: an attribute that is False where it is missing, and another that each class has whose code reads it.
+    switch: an attribute whose absence means False, and a second one that every class has whose code reads the first.
     casts: the attribute that is true while a module converts its weights before use; "" if there is none.
     weight_patches: attributes that list functions which change a weight before use.
     sources: returns digests of the code of a class from neither the application nor torch: its name is not enough.

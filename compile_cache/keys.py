@@ -25,7 +25,7 @@ class Role(str, Enum):
     read saved files run without ComfyUI.
     """
 
-    UNET = "unet"  # the diffusion model, whatever its family
+    UNET = "unet"  # the diffusion model, of any family
     VAE_DECODE = "vae_decode"
     VAE_ENCODE = "vae_encode"
     CONTROLNET = "controlnet"
@@ -98,7 +98,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """One call's inputs: the specs of its tensors by name, and the plain values that change what is computed."""
+    """One call's inputs: the specs of its tensors by name, and the plain values that change the computation."""
 
     tensors: tuple[tuple[str, TensorSpec], ...]
     values: tuple[Component, ...] = ()

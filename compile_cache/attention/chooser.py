@@ -75,8 +75,8 @@ class LacksMemoryError(Exception):
 class Chooser:
     """Runs attention with the fastest kernel for the shape, which it measures at the shape's first call.
 
-    Each kernel's result is compared with flash's or that of torch's own choice first. If a kernel fails, torch's own
-    choice replaces it. Nothing is measured during a CUDA graph capture: an unknown shape raises, because the graph
+    Each kernel's result is first compared with the result of flash or of torch's own choice. If a kernel fails, torch's
+    own choice replaces it. Nothing is measured during a CUDA graph capture: an unknown shape raises, because the graph
     would keep torch's choice for good.
     """
 

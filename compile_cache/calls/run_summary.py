@@ -37,7 +37,7 @@ class Run:
     formats: the kernels that compute its quantized weights: "int8_tensorwise products".
     file: the model's file, if known. step_bytes: bytes of the weights that a step needs, and of all weights, if the
     model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
-    came: regions that calls had run as originals were compiled in the background, and later calls ran all of them.
+    came: blocks that earlier calls ran as originals were compiled in the background, and later calls ran them compiled.
     times: seconds of a compiled call and of an original one, if both were timed. on_cpu: it ran on one: no speed-up.
     why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
@@ -167,7 +167,7 @@ def without(changes: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, 
         "counts": {name: value - others["counts"].get(name, 0) for name, value in changes["counts"].items()},
         "waited": max(changes["waited"] - others["waited"], 0.0),
         "bypasses": dict(Counter(changes["bypasses"]) - Counter(others["bypasses"])),
-        # Events of kind originals stay: the timeline shows those of both, without a gap at each step.
+        # Events of kind originals stay: the timeline shows both models' events, without a gap at each step.
         "events": tuple(
             event for event in changes["events"] if event not in others["events"] or event.kind == "originals"
         ),

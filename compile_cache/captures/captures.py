@@ -175,8 +175,8 @@ class Captures:
     def give_back(self, everything: bool) -> int:
         """Release the workspace of captures. Returns the bytes that were given back.
 
-        If captures must be closed for that, it closes those that no session uses, but only for `everything`: they cost
-        more than other memory. `everything` also closes the oldest until the rest occupy _KEPT.
+        If it cannot be released while captures live, only `everything` closes the captures that no session uses: they
+        cost more than other memory. `everything` also closes the oldest until the rest occupy _KEPT.
         """
         before = self.held_bytes
         if is_trimmable():

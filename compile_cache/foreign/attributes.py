@@ -15,7 +15,7 @@ import torch
 
 from .authors import is_foreign
 
-# The attributes that Resolute itself replaces on a root module. `ForwardPatch` checks what was there before.
+# The attributes that Resolute itself replaces on a root module. `ForwardPatch` checks the replaced values.
 HOOKED = frozenset({"forward", "_forward", "decode", "encode"})
 _DATA = frozenset(
     {type(None), bool, int, float, str, tuple, list, set, dict, OrderedDict, torch.Tensor}

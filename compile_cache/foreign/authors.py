@@ -1,6 +1,6 @@
 """Determine who wrote a function by its content: a module wrote the code in its file. All such checks end here.
 
-A name, a file name and even the globals of a function can be those of another module: `functools.wraps` copies names,
+The name, the file name and even the globals of a function can belong to another module: `functools.wraps` copies names,
 `exec` runs changed source in another module, and `f.__code__` can be assigned.
 """
 

@@ -45,7 +45,7 @@ _WRITES = frozenset(
     }
 )  # fmt: skip
 _ASSIGNS = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
-_LEAVES_THE_TOP = ("BINARY_SUBSCR", "CACHE", "DELETE", "JUMP", "NOP", "POP", "RESUME", "STORE")  # it stays
+_LEAVES_THE_TOP = ("BINARY_SUBSCR", "CACHE", "DELETE", "JUMP", "NOP", "POP", "RESUME", "STORE")  # unchanged
 _OF_LOOPS = ("CACHE", "UNPACK_SEQUENCE", "STORE_NAME")
 
 
@@ -66,7 +66,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def closed_over(function: FunctionType) -> Iterator[FunctionType]:
-    """Yield the functions in a function's closure: a decorator keeps there what it decorates or chooses from."""
+    """Yield the functions in a function's closure: those that a decorator decorates or chooses from."""
     for contents in held_in(cells_of(function)):
         yield from functions_in(contents)
 

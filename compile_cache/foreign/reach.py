@@ -232,7 +232,7 @@ class Space:
         return self._uses.get(name, _NONE)
 
     def classes(self, named: Collection[str]) -> list[type]:
-        """Return the classes of the same package that these names refer to here, under any name of their own."""
+        """Return the classes of the same package that these names refer to here. Their own names may differ."""
         held, package = self.holder, package_of(self.name)
         found = [held[name] for name in held.keys() & named if isinstance(held[name], type)]
         return [kind for kind in found if package_of(kind.__module__) == package]

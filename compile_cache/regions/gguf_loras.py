@@ -157,7 +157,7 @@ def _adding(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Patches are (strength, what is added, strength of the weight, place in it, function)."""
+    """Compare two patches. A patch is (strength, adapter, strength of the weight, place in it, function)."""
     return bool(one[1] is other[1] and (one[0], *one[2:]) == (other[0], *other[2:]))
 
 

@@ -60,7 +60,7 @@ def is_gguf(weight: Any) -> bool:
 
 
 def is_gguf_class(kind: type) -> bool:
-    """True for the class of such tensors, of any pack: it reports another shape than that of its bytes."""
+    """True for the class of such tensors, of any pack: it reports the shape of its numbers, not of its bytes."""
     return issubclass(kind, torch.Tensor) and isinstance(getattr(kind, "shape", None), property)
 
 
