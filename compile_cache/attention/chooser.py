@@ -1,7 +1,6 @@
 """The attention operator of compiled regions, which chooses a kernel at run time.
 
-A trace would fix one kernel for a region, but the region serves every shape, and the fastest kernel depends on the
-shape.
+A trace would fix one kernel for a region, which serves every shape, but the fastest kernel depends on the shape.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class GraphCache(CacheMemory):
     def _decide(
         self, program: Program, call: Call, key: CaptureKey, short: BypassReason | None = None
     ) -> tuple[Action, BypassReason | None]:
-        """Return the fastest correct path, and the reason if it is no replay. short: why some weights did not fit."""
+        """Return the fastest correct path, and why it is not a faster one. short: the reason if weights did not fit."""
         policy = call.policy
         if policy.is_eager:
             return Action.EAGER, policy.reason

@@ -38,7 +38,7 @@ class Run:
     file: the model's file, if known. step_bytes: bytes of the weights that a step needs, and of all weights, if the
     model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
     came: blocks that earlier calls ran as originals were compiled in the background, and later calls ran them compiled.
-    times: seconds of a compiled call and of an original one, if both were timed. on_cpu: it ran on one: no speed-up.
+    times: seconds of a compiled call and of an original one, if both were timed. on_cpu: on a CPU, without speed-up.
     why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 

@@ -223,8 +223,9 @@ class WholeCalls:
         self._latest.pop(owner, None)
 
     def measure_again(self) -> None:
-        """Discard the comparisons of this and earlier processes, so that every call is compared again. Any thread may
-        call it, between calls. Originals' times in passing stay: once the code is ready, no originals run.
+        """Discard the comparisons of this and earlier processes, so that every call is compared again.
+
+        Any thread may call it, between calls. Times of originals in passing stay: none run once the code is ready.
         """
         self._runs = deque(maxlen=_MOST_RUNS)
         self._settled.clear()

@@ -66,7 +66,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def closed_over(function: FunctionType) -> Iterator[FunctionType]:
-    """Yield the functions in a function's closure: those that a decorator decorates or chooses from."""
+    """Yield the functions in a function's closure, such as those that a decorator decorates or chooses from."""
     for contents in held_in(cells_of(function)):
         yield from functions_in(contents)
 
