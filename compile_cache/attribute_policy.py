@@ -1,4 +1,4 @@
-"""Attributes that an application keeps in its modules beside what they compute with. Its adapter describes them."""
+"""How to interpret the attributes that an application adds to its modules. Its adapter describes them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def _no_layout(_: type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModuleAttributePolicy:
-    """The way to read the attributes of an application's modules.
+    """Describes how to interpret the attributes of an application's modules.
 
-    bookkeeping: names of attributes that change without changing the computation; bookkeeping_endings: the same by how
-        a name ends.
-    switch: an attribute that is False where it is missing, and another that each class has whose code reads it.
-    casts: the attribute that says whether a module may convert its weights before use; "" if there is none.
-    weight_patches: attributes with functions that change a weight before use.
-    sources: digests of the code of a class that is neither the application's own nor torch's; its name says too little.
-    knows_layout: a class of weights that consist of several tensors is one whose operations a trace can follow.
+    bookkeeping: names of attributes that may change without affecting the computation. bookkeeping_endings: suffixes of
+        such names.
+    switch: an attribute whose absence means False, and a second one that every class has whose code reads the first.
+    casts: the attribute that is true while a module converts its weights before use; "" if there is none.
+    weight_patches: attributes that list functions which change a weight before use.
+    sources: returns digests of the code of a class from neither the application nor torch: its name is not enough.
+    knows_layout: returns True for a class of multi-tensor weights whose operations can be traced.
     """
 
     bookkeeping: frozenset[str] = frozenset()
@@ -39,15 +39,15 @@ class ModuleAttributePolicy:
         return name in self.bookkeeping or name.endswith(self.bookkeeping_endings)
 
     def may_cast(self, module: object) -> bool:
-        """True if a module has the means to convert or patch its weights before use."""
+        """True if a module is able to convert or patch its weights before use."""
         return bool(self.casts) and hasattr(module, self.casts)
 
     def casts_now(self, module: object) -> bool:
-        """True if it converts weights of another dtype at present."""
+        """True if a module that `may_cast` currently converts weights of another dtype."""
         return bool(getattr(module, self.casts))
 
     def patches_weights(self, module: object) -> bool:
-        """True if a function changes a weight before use at present."""
+        """True if the module currently has a function that changes a weight before use."""
         return any(getattr(module, name, None) for name in self.weight_patches)
 
 

@@ -1,4 +1,4 @@
-"""The policy of a call: by what it runs, and whether it may be repeated and captured. Plain data, without torch."""
+"""The policy of a call: which path it runs, and whether it may be repeated and captured. Plain data, no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import BypassCode, BypassReason
 
 
 class Runs(Enum):
-    """A call runs compiled code where there is some, or originals and their captures, or the forward alone."""
+    """The path of a call: compiled code where it exists, original blocks and their captures, or the forward alone."""
 
     CODE = "code"
     ORIGINALS = "originals"
@@ -18,10 +18,10 @@ class Runs(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """The adapter and then the cache narrow it by their checks; the first reason stays.
+    """The adapter's checks and then the cache's checks narrow the policy; the first reason is kept.
 
     is_repeatable: a second run computes the same, so the call may be timed, compared and remembered. may_capture: a
-    replay may answer it later. reason: why it is less than everything, if people should know.
+    replay may answer it later. reason: why the policy was narrowed, if users should know.
     """
 
     runs: Runs = Runs.CODE
@@ -35,25 +35,25 @@ class CallPolicy:
 
     @property
     def is_streamed(self) -> bool:
-        """Some of its weights are not on the device: blocks that lack theirs run eagerly."""
+        """Some of the call's weights are not on the device; blocks whose weights are missing run eagerly."""
         return self.reason is not None and self.reason.code is BypassCode.STREAMED_WEIGHTS
 
     def eager(self, reason: BypassReason) -> CallPolicy:
-        """Something watches its forward, or changes it."""
+        """Return the policy of a call whose forward is observed or changed by other code."""
         return CallPolicy(Runs.EAGER, is_repeatable=False, may_capture=False, reason=reason)
 
     def once(self, reason: BypassReason | None) -> CallPolicy:
-        """It may do more than its key says, for this reason; None: nothing is known against it."""
+        """Forbid repeats and captures: for `reason`, the call may do more than its key says. None changes nothing."""
         if reason is None or self.is_eager:
             return self
         return CallPolicy(self.runs, is_repeatable=False, may_capture=False, reason=self.reason or reason)
 
     def uncaptured(self) -> CallPolicy:
-        """A capture would keep more memory than it is worth."""
+        """Forbid captures: one would occupy more memory than it is worth."""
         return replace(self, may_capture=False)
 
     def originals(self) -> CallPolicy:
-        """Compiled code was measured to be slower on this device."""
+        """Run the originals: compiled code was measured to be slower on this device."""
         return replace(self, runs=Runs.ORIGINALS)
 
 

@@ -12,7 +12,7 @@ from .attribute_policy import PLAIN, ModuleAttributePolicy
 from .errors import UserError
 
 _MIB = 1024 * 1024
-_GPU_FRACTION = 4  # by default, captures hold at most a quarter of a GPU between runs, to leave room for the weights
+_GPU_FRACTION = 4  # by default, captures keep at most a quarter of a GPU between runs, to leave room for the weights
 ATTENTION = ("measured", "flash")
 BEHIND = "behind"
 COMPILE = (BEHIND, "before")
@@ -23,23 +23,23 @@ _PACK = re.compile(r"[^@]+@[^@:]+:[0-9a-f]{16}")
 class CacheConfig:
     """The settings.
 
-    budget_bytes: limit of the device memory that captures hold.
+    budget_bytes: limit of the device memory that captures occupy.
     capture: if False, compiled regions run without CUDA graphs.
     verify: compare every region with eager at each new shape, not only when a shape leaves the verified range.
-    store_folder: where compiled regions survive a restart; None stores nothing. store_bytes: its size limit.
-    remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
+    store_folder: stores compiled regions across restarts; None stores nothing. store_bytes: its size limit.
+    remember: also store the shapes that each model was used with, and preload their regions after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0: this process compiles.
     source: digest of the code that regions are traced from. Regions compiled from other code are not used.
-    trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
-        "name@version:digest" of a whole pack, with a digest of its Python source.
-    management_modules: modules whose functions move memory and compute nothing, and such functions by their full names;
-        another pack may replace those.
-    attention: "measured", on NVIDIA the fastest kernel of each shape (attention/), or "flash", which a trace takes.
-        What is not the default is a part of `source`.
-    compile: when regions without code are compiled. "behind": the call runs the originals meanwhile; "before": it waits
-        for them.
-    attribute_policy: how to read the attributes of the application's modules.
-    spare_bytes: device memory that a capture leaves free, because the application takes less as a lack of memory.
+    trusted: code of other packs that may be compiled and captured: "module.Class" for a class of a model, and
+        "name@version:digest" for a whole pack, with a digest of its Python source.
+    management_modules: modules whose functions move memory and compute nothing, and full names of such functions;
+        other packs may replace these functions.
+    attention: "measured", on NVIDIA the fastest kernel of each shape (attention/), or "flash", fixed by the trace.
+        A value other than the default is part of `source`.
+    compile: when missing code of regions is compiled. "behind": in the background, while the call runs the originals;
+        "before": before the call, which waits.
+    attribute_policy: how to interpret the attributes of the application's modules.
+    spare_bytes: device memory that a capture leaves free, because the application treats less as out of memory.
     """
 
     budget_bytes: int = 4096 * _MIB
@@ -71,7 +71,7 @@ class CacheConfig:
 
         device_bytes: the GPU's memory; it limits the default budget.
         store_folder: the default folder; RESOLUTE_STORE can name another one or turn the store off.
-        settings: variables that count where the environment has none.
+        settings: values of variables that the environment does not set.
         """
         given = os.environ if environment is None else environment
         env = {**(settings or {}), **{name: text for name, text in given.items() if text.strip()}}
@@ -95,13 +95,13 @@ class CacheConfig:
 
 
 def default_budget(device_bytes: int | None) -> int:
-    """The limit of captures, in bytes, on a device with so much memory (None: unknown)."""
+    """Return the default limit of captures, in bytes, on a device with `device_bytes` of memory (None: unknown)."""
     most = CacheConfig().budget_bytes
     return most if device_bytes is None else min(most, device_bytes // _GPU_FRACTION)
 
 
 def given_variables() -> dict[str, str]:
-    """The RESOLUTE_* variables of this process's environment that have a value."""
+    """Return the RESOLUTE_* variables of this process's environment that are not empty."""
     return {name: text for name, text in os.environ.items() if name.startswith("RESOLUTE_") and text.strip()}
 
 
@@ -135,7 +135,7 @@ def _folder(env: Mapping[str, str], name: str, default: Path | None) -> Path | N
 
 
 def _names(env: Mapping[str, str], name: str) -> frozenset[str]:
-    # ComfyUI names a pack's modules by their path, so an entry may hold any character but the comma.
+    # ComfyUI names a pack's modules by their path, so an entry may contain any character but the comma.
     return frozenset(entry.strip() for entry in env.get(name, "").split(",") if entry.strip())
 
 

@@ -13,8 +13,8 @@ from enum import Enum
 class ResoluteError(Exception):
     """Base class of every error of this package.
 
-    People see "resolute.UserError": ComfyUI puts the class with its module before each message, and the true module
-    begins with the folder of the pack.
+    Users see "resolute.UserError": ComfyUI puts the class and its module in front of each message, and the real module
+    path begins with the pack's folder.
     """
 
     __module__ = "resolute"
@@ -43,12 +43,12 @@ class InternalError(ResoluteError):
 
 
 class NotComparedError(InternalError):
-    """A call's values do not show if compiled code is right, so it does not run; a later call's may."""
+    """This call's values cannot verify compiled code against eager, so the code does not run. A later call may."""
 
 
 class InputsGoneError(InternalError):
     """Compiled code failed after it had freed inputs, so the original cannot run in its place. The region is refused
-    now; the whole call can be made again.
+    from now on; the caller can repeat the whole call.
     """
 
 
@@ -57,7 +57,7 @@ class CaptureError(InternalError):
 
 
 class OverBudgetError(CaptureError):
-    """A capture would take more memory than it may. `bytes`: how much it needs."""
+    """A capture would exceed its memory limit. `bytes`: the memory that it needs."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(f"a capture would take {needed >> 20} MiB")
@@ -65,7 +65,7 @@ class OverBudgetError(CaptureError):
 
 
 class NoGainError(CaptureError):
-    """A capture would gain nothing, because the GPU is busy all the time without one."""
+    """A capture would gain nothing, because the GPU is busy all the time even without one."""
 
     def __init__(self, host_share: float) -> None:
         super().__init__(f"the host launches the call in {host_share:.0%} of the time that the GPU takes for it")
@@ -75,11 +75,11 @@ class NoGainError(CaptureError):
 class BypassCode(str, Enum):
     """Why a call, or one of its blocks, ran without a graph. The values are part of the HTTP interface."""
 
-    OBSERVED_INPUT = "observed_input"  # the call has an input that may change the computation, and we do not know it
+    OBSERVED_INPUT = "observed_input"  # the call has an unrecognised input that may change the computation
     PATCHED_BLOCK = "patched_block"  # another node's patch runs inside the block
     REPLACED_FORWARD = "replaced_forward"  # another pack replaced the block's forward, or a function that it calls
     FOREIGN_MODEL = "foreign_model"  # another pack wrote a class of the model
-    UNREADABLE_WEIGHTS = "unreadable_weights"  # a weight is no plain tensor, so a change of it may not be seen
+    UNREADABLE_WEIGHTS = "unreadable_weights"  # a weight is not a plain tensor, so a change to it may go unnoticed
     STREAMED_WEIGHTS = "streamed_weights"  # the weights are not resident on the GPU (low VRAM, DynamicVRAM)
     LEFT_OUT = "left_out"  # the user left blocks out of compiling
     NO_REGIONS = "no_regions"  # the model has no block of a supported family
@@ -87,14 +87,14 @@ class BypassCode(str, Enum):
     CAPTURE_FAILED = "capture_failed"
     OUT_OF_MEMORY = "out_of_memory"
     OVER_BUDGET = "over_budget"  # a capture would take more memory than the budget has
-    CORE_COMPILER = "core_compiler"  # ComfyUI's own compiler is at work on the call
-    NOT_FASTER = "not_faster"  # measured: compiled, the whole call is not faster on this device, or it is compared
+    CORE_COMPILER = "core_compiler"  # ComfyUI's own compiler handles the call
+    NOT_FASTER = "not_faster"  # the compiled call was not faster on this device, or it is being compared with eager
     GRADIENT = "gradient"  # training: a graph has no backward pass
 
 
 @dataclass(frozen=True, slots=True)
 class BypassReason:
-    """`code` is what the statistics count, `detail` is a sentence for the user."""
+    """`code` is counted by the statistics, `detail` is a sentence for the user."""
 
     code: BypassCode
     detail: str
@@ -104,13 +104,13 @@ class BypassReason:
 
 
 def excerpt(value: object, length: int = 60) -> str:
-    """The part of a value from outside that a text may repeat: its first characters, on one line."""
+    """Shorten an untrusted value for a message: at most `length` characters, "?" for each unprintable one."""
     text = value if isinstance(value, str) else repr(value)
     shown = text if len(text) <= length else f"{text[: length - 1]}…"
     return "".join(each if each.isprintable() else "?" for each in shown)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, because torch's error texts can be pages long."""
+    """Return the first line of an error's message, because torch's messages can be pages long."""
     text = str(error).strip()
     return text.splitlines()[0] if text else "no message"

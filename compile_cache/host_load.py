@@ -1,7 +1,7 @@
-"""How much of the host's time calls leave to work beside them. One thread works; calls of any thread go before it.
+"""How much of the host's time calls leave to background work. One thread works; calls of any thread take precedence.
 
-Python runs one thread at a time, so work beside a call that keeps the host busy makes that call longer. A replay is one
-launch, and a call that keeps the GPU busy leaves the host the rest of its time.
+Python runs one thread at a time, so work during a host-bound call slows that call down. A replay is one launch, and a
+call that keeps the GPU busy leaves the rest of the host's time to the work.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_HOST_BOUND = 0.08  # of the time beside calls that keep the host busy: they take so much longer
-_REPLAYS = 0.8  # beside replays: what samples between them takes the rest
-_BETWEEN = 0.2  # of the time while a prompt does something else, such as loading a model or writing a picture
-_RECENT = 0.3  # seconds without a call, after which a prompt does something else
-_PATIENCE = 0.2  # seconds that a call waits for the work to pause; what cannot pause goes on beside it
+_HOST_BOUND = 0.08  # share of the time during host-bound calls, which become that much slower
+_REPLAYS = 0.8  # share during replays: the sampler's code between them needs the rest
+_BETWEEN = 0.2  # share while a prompt does something else, such as loading a model or writing a picture
+_RECENT = 0.3  # seconds without a call, after which the prompt counts as doing something else
+_PATIENCE = 0.2  # seconds that a call waits for the work to pause; work that cannot pause continues beside it
 _LEAST_SLEEP, _MOST_SLEEP = 0.002, 0.05
 
 
 class HostLoad:
-    """Calls say what they leave; the thread that works asks between two small parts of its work."""
+    """Calls report the host time that they leave; the working thread checks it between small parts of its work."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep):
         self._clock, self._sleep = clock, sleep
@@ -37,7 +37,7 @@ class HostLoad:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """The host is a call's alone meanwhile: it is measured, or captured, or runs once."""
+        """Inside, a call has the host to itself: it is timed, or captured, or runs only once."""
         with self._lock:
             self._claims += 1
             self._unclaimed.clear()
@@ -53,7 +53,7 @@ class HostLoad:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """A call waits for the work meanwhile, and so claims nothing."""
+        """Inside, a call waits for the work, so its claims are suspended."""
         with self._lock:
             claims, self._claims = self._claims, 0
             self._waiting += 1
@@ -70,7 +70,7 @@ class HostLoad:
                 self._paused.wait(_PATIENCE)
 
     def answered(self, host_share: float | None) -> None:
-        """A call was answered. host_share: of its time the host was busy for so much; None: for all of it."""
+        """Record an answered call. host_share: the share of its time that kept the host busy; None: all of it."""
         self._spare = _HOST_BOUND if host_share is None else min(max(1.0 - host_share, _HOST_BOUND), _REPLAYS)
         self._latest = self._clock()
 
@@ -78,14 +78,14 @@ class HostLoad:
 
     @property
     def spare(self) -> float:
-        """The share of the time that work may take now."""
+        """The share of the time that background work may take now."""
         if self._waiting or not self.prompt_runs():
             return 1.0
         return self._spare if self._clock() - self._latest < _RECENT else _BETWEEN
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Work goes on meanwhile, with `rest` between its parts."""
+        """Inside, the caller works in the background and calls `rest` between the parts of its work."""
         self._begin()
         try:
             yield
@@ -93,7 +93,7 @@ class HostLoad:
             self._paused.set()
 
     def _begin(self) -> None:
-        """Go on as soon as no call claims the host. A call that claims it at this moment sees that work goes on."""
+        """Wait until no call claims the host. A call that claims it at that moment sees that the work is running."""
         while True:
             self._paused.clear()
             if self._unclaimed.is_set():
@@ -103,7 +103,7 @@ class HostLoad:
         self._since, self._owed = self._clock(), 0.0
 
     def rest(self) -> None:
-        """Pause while a call claims the host, and so often that the work keeps its share of the time."""
+        """Pause while a call claims the host, and sleep often enough to keep the work within its share of the time."""
         if not self._unclaimed.is_set():
             self._begin()
             return

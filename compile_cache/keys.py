@@ -25,7 +25,7 @@ class Role(str, Enum):
     read saved files run without ComfyUI.
     """
 
-    UNET = "unet"  # the diffusion model, whatever its family
+    UNET = "unet"  # the diffusion model, of any family
     VAE_DECODE = "vae_decode"
     VAE_ENCODE = "vae_encode"
     CONTROLNET = "controlnet"
@@ -35,7 +35,7 @@ class Role(str, Enum):
 
 # Roles that run all of a diffusion model: a size is ready to sample when one of them is.
 WHOLE_DIFFUSION_MODEL = (Role.UNET, Role.DEEPCACHE_FULL)
-# Roles of a VAE's two ways, whose calls belong to no sampling run.
+# The two roles of a VAE. Their calls belong to no sampling run.
 VAE_ROLES = (Role.VAE_DECODE, Role.VAE_ENCODE)
 
 
@@ -48,8 +48,8 @@ def digest(value: Literal) -> str:
 def repr_digest(plain: object) -> str:
     """SHA-256 of plain data by its `repr`, for data that `digest` does not take: lists, bytes, classes.
 
-    `repr` differs for all plain values that differ (1, 1.0, True, "1", 0.0, -0.0). `plain` must hold nothing else: the
-    `repr` of an object has its address, and that of a set has no fixed order.
+    `repr` differs for all plain values that differ (1, 1.0, True, "1", 0.0, -0.0). `plain` must contain nothing else:
+    the `repr` of an object contains its address, and the `repr` of a set has no fixed order.
     """
     return hashlib.sha256(repr(plain).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be part of a key; use plain values and tuples of them")
 
 
-# Names of dimensions by rank, for people: feature maps, tokens, vectors.
+# Names of dimensions by rank, for users: feature maps, tokens, vectors.
 _DIMENSIONS = {4: ("batch", "channels", "height", "width"), 3: ("batch", "tokens", "width"), 2: ("batch", "width")}
 
 
@@ -98,7 +98,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """One call's inputs: the specs of its tensors by name, and the plain values that change what is computed."""
+    """One call's inputs: the specs of its tensors by name, and the plain values that change the computation."""
 
     tensors: tuple[tuple[str, TensorSpec], ...]
     values: tuple[Component, ...] = ()
@@ -127,7 +127,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphKey:
-    """One graph, also across processes. The latent's shape comes first because it is what people see."""
+    """Identifies a graph, also across processes. The latent's shape comes first because users see it."""
 
     signature: Signature
     role: Role
@@ -161,7 +161,7 @@ class GraphKey:
         return digest(tuple(self.components()))
 
     def plain(self) -> dict[str, Any]:
-        """For reports."""
+        """Return plain data for reports."""
         return {
             "model": self.model[:12],
             "role": self.role.value,
@@ -172,10 +172,10 @@ class GraphKey:
 
 
 class Tier(IntEnum):
-    """Which code a capture replays, as in the JIT of a language: a cheap tier at once, the optimizing one after it."""
+    """The code that a capture replays, as in a JIT compiler: a cheap tier at once, the optimizing one after it."""
 
     ORIGINAL = 1  # the application's own, in place of regions whose code is being compiled
-    COMPILED = 2  # all code that the call's regions can have
+    COMPILED = 2  # all compiled code that the call's regions can have
 
 
 COMPILED_NOW = "its blocks are compiled now"  # why a call is captured for the second tier
@@ -186,9 +186,9 @@ ANY_EPOCH = -1  # in the key of a graph that serves every weights epoch, see `Ca
 
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
-    """One capture of a graph in this process: it reads fixed addresses, so it depends on where the weights are.
+    """One capture of a graph in this process. It reads fixed addresses, so it depends on where the weights are.
 
-    owner: the number of the module in this process, which distinguishes two modules of one structure.
+    owner: the module's number in this process, which distinguishes two modules of equal structure.
     """
 
     graph: GraphKey
@@ -200,12 +200,12 @@ class CaptureKey:
 
     @property
     def of_any_epoch(self) -> CaptureKey:
-        """The call with any weights that its module may get. It needs as much memory and time with each of them."""
+        """The key of the call with any weights of its module: each of them needs as much memory and time."""
         return CaptureKey(self.graph, self.device, self.owner, ANY_EPOCH, self.torch_flags, self.tier)
 
     @property
     def shape(self) -> str:
-        """The latent's shape, for people: "2x4x128x128"."""
+        """The latent's shape, for users: "2x4x128x128"."""
         return "x".join(map(str, self.graph.signature.latent_shape))
 
     def components(self) -> list[Component]:
@@ -219,7 +219,7 @@ class CaptureKey:
 
 
 def differing(left: Iterable[Component], right: Iterable[Component]) -> list[tuple[str, Literal, Literal]]:
-    """Components that differ, as (name, left value, right value); a missing one counts as None."""
+    """Return the components that differ, as (name, left value, right value); a missing one has the value None."""
     a, b = dict(left), dict(right)
     names = list(a) + [name for name in b if name not in a]
     return [

@@ -10,7 +10,7 @@ from .errors import excerpt
 from .texts import Text
 
 CUSTOM = "custom"
-NEAREST_VALID, NEAREST_READY, EXACT = "nearest valid", "nearest ready", "exact"  # what becomes of a size
+NEAREST_VALID, NEAREST_READY, EXACT = "nearest valid", "nearest ready", "exact"  # ways to adjust a size
 MINIMUM = 64
 MAXIMUM = 8192
 DEFAULT = 1024
@@ -61,7 +61,7 @@ def parse_size(text: str) -> Size:
 
 
 def preset_size(preset: str) -> Size:
-    """The size of a preset other than ``custom``. Raises ValueError, which lists the choices."""
+    """Return the size of a preset other than ``custom``. Raises ValueError, which lists the choices."""
     if preset == CUSTOM or preset not in PRESETS:
         choices = ", ".join(PRESETS[1:])
         raise ValueError(f"'{excerpt(preset)}' is not a preset with a size. Choose one of: {choices}.")
@@ -86,9 +86,9 @@ def asked_size(preset: str, width: int, height: int) -> Size:
 
 
 def resolve_size(preset: str, width: int, height: int, multiple: int | str, snaps: bool = False) -> Size:
-    """The `asked_size`, or with `snaps` the nearest valid one.
+    """Return the `asked_size`, or with `snaps` the valid size nearest to it.
 
-    Without it raises ValueError, which names the nearest valid size, if a side is not a multiple of `multiple`
+    Without `snaps`, raises ValueError, which names the nearest valid size, if a side is not a multiple of `multiple`
     (pixels) or is out of range.
     """
     step = _checked_multiple(multiple)

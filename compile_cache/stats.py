@@ -1,4 +1,4 @@
-"""Counters and events of what the cache did."""
+"""Counters and events of the cache's work."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from typing import Any
 from .errors import BypassReason
 from .host_load import HostLoad
 
-_KEPT = 1024  # latest events and waits
+_KEPT = 1024  # latest events and waits that are kept
 SHORT_WAIT = 0.05  # seconds; logs, events and the panel leave out shorter waits
-_MOMENT = 0.001  # seconds; a shorter wait is part of the one before it
+_MOMENT = 0.001  # seconds; a shorter wait is merged into the one before it
 
 
 @dataclass
 class Counters:
     """Totals since the process started.
 
-    stall_seconds: what prompts waited for: compiling, comparing, loading regions, measuring attention, rehearsing and
-    capturing, also where that failed.
+    stall_seconds: time that prompts waited for compiling, comparing, loading regions, measuring attention, rehearsals
+    and captures, including failed ones.
     """
 
-    signatures: int = 0  # distinct calls; each costs one capture at most
+    signatures: int = 0  # distinct calls; each costs at most one capture
     region_compiles: int = 0
     region_loads: int = 0  # compiled regions loaded from disk
-    region_preloads: int = 0  # of these, by the thread that loads ahead of prompts
+    region_preloads: int = 0  # of these, loaded by the thread that preloads ahead of prompts
     compile_failures: int = 0
     verifications: int = 0
     captures: int = 0
     replays: int = 0
-    original_replays: int = 0  # of these, of captures of the first tier
+    original_replays: int = 0  # of these, replays of first-tier captures
     region_calls: int = 0
-    graph_calls: int = 0  # forwards through compiled regions, or that were captured, without a replay
-    eager_calls: int = 0  # forwards in which every block ran eager, or some wait for code
+    graph_calls: int = 0  # forwards that ran compiled regions or were captured, without a replay
+    eager_calls: int = 0  # forwards in which every block ran eagerly, or some block waited for code
     waiting_calls: int = 0  # of these, forwards that ran originals whose code was still being compiled
     evictions: int = 0
-    streamed_bytes: int = 0  # of weights that had no page when their block ran
-    prologue_runs: int = 0  # parts of streamed blocks that follow the time alone, see `dependence`
-    prologue_reuses: int = 0  # how often their results were there already
-    kept_bytes: int = 0  # of these results, now
+    streamed_bytes: int = 0  # of weights whose pages were absent when their block ran
+    prologue_runs: int = 0  # parts of streamed blocks that depend on the timestep alone, see `dependence`
+    prologue_reuses: int = 0  # how often a kept result was reused instead
+    kept_bytes: int = 0  # current size of these results
     stall_seconds: float = 0.0
     bypasses: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """Something worth reporting, that ended `at` (Unix seconds) and took `seconds`.
+    """Something worth reporting. It ended `at` (Unix seconds) and took `seconds`.
 
-    kind: signature, look, trace, compile, load, measure, capture, bypass or originals: calls in a row, of one run, that
-    ran originals whose code was still being compiled. A wait of a prompt is one too, of kind compile, load or capture
-    and without a text.
+    kind: signature, look, trace, compile, load, measure, capture, bypass or originals: consecutive calls of one run
+    that ran originals whose code was still being compiled. A prompt's wait is an event too, of kind compile, load or
+    capture, without a text.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment, for `Stats.since`: the counters, and how many spans there were."""
+    """A point in time, for `Stats.since`: the counters, and the number of spans until then."""
 
     counters: dict[str, Any]
     spans: int
@@ -73,16 +73,16 @@ class Mark:
 
 @dataclass(slots=True)
 class _Open:
-    """Waits of a thread that are not over. kinds: the innermost last. since: until when that one is counted."""
+    """A thread's unfinished waits. kinds: the innermost last. since: the time up to which that one is counted."""
 
     kinds: list[str] = field(default_factory=list)
     since: float = 0.0
 
 
 class Stats:
-    """clock: seconds, for durations. Every second that a prompt waits is measured by `stalling`, and counts once.
+    """clock: seconds, for durations. `stalling` measures every second that a prompt waits and counts it once.
 
-    host: what calls leave of the host's time.
+    host: the host time that calls leave for background work.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -93,16 +93,16 @@ class Stats:
         self._open: dict[int, _Open] = {}  # by thread
         self._lock = threading.Lock()
         self._seen_bypasses: set[str] = set()
-        self._span_count = 0  # also of those no longer kept
-        self._wait: Event | None = None  # the latest one, unless a mark came after it
-        self._stretch: tuple[Event, int, int] | None = None  # the latest of kind originals, its calls, and all others
+        self._span_count = 0  # including spans that are no longer kept
+        self._wait: Event | None = None  # the latest wait; None after a mark
+        self._stretch: tuple[Event, int, int] | None = None  # latest event of kind originals, its calls, all others
 
     def event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         with self._lock:
             self._keep(Event(kind, text, seconds))
 
     def _keep(self, span: Event, before: Event | None = None) -> Event:
-        """Keep a span, in the place of the one `before` that it continues."""
+        """Keep a span. It replaces `before`, the span that it continues, if that is still kept."""
         if before is not None and before in self._spans:
             self._spans[self._spans.index(before)] = span
         else:
@@ -112,7 +112,7 @@ class Stats:
 
     @contextmanager
     def stalling(self, kind: str = "compile") -> Iterator[None]:
-        """A prompt waits meanwhile. A wait inside counts as its own kind, and not again as this one."""
+        """Count the time inside as a prompt's wait. A nested wait counts as its own kind, not again as this one."""
         thread = threading.get_ident()
         with self._lock:
             opened = self._open.setdefault(thread, _Open())
@@ -128,7 +128,7 @@ class Stats:
                     del self._open[thread]
 
     def _count(self, opened: _Open) -> None:
-        """Count what the innermost wait took until now."""
+        """Count the time of the innermost wait up to now."""
         now = self.clock()
         if opened.kinds:
             self._add(opened.kinds[-1], max(now - opened.since, 0.0))
@@ -146,7 +146,7 @@ class Stats:
 
     @contextmanager
     def stall(self, kind: str, text: str, shortest: float = 0.0) -> Iterator[None]:
-        """As `stalling`, and an event tells of it unless it took less than `shortest` seconds."""
+        """Like `stalling`, and record an event unless the wait took less than `shortest` seconds."""
         started = self.clock()
         with self.stalling("capture" if kind == "measure" else kind):
             yield
@@ -161,7 +161,7 @@ class Stats:
         self.event("look", text, seconds)
 
     def waiting_seconds(self) -> float:
-        """`stall_seconds` up to this moment, from any thread: of waits that are not over yet, too."""
+        """Return `stall_seconds` up to now, including unfinished waits. Any thread may call it."""
         with self._lock:
             now = self.clock()
             return self.counters.stall_seconds + sum(max(now - opened.since, 0.0) for opened in self._open.values())
@@ -173,30 +173,30 @@ class Stats:
             return [span for span in self._spans if span.text]
 
     def mark(self) -> Mark:
-        """This moment, to ask later what happened since."""
+        """Return the current point in time, for a later `since`."""
         counters = self.snapshot()
         with self._lock:
             self._stretch = self._wait = None
             return Mark(counters, self._span_count)
 
     def since(self, mark: Mark) -> dict[str, Any]:
-        """The changes since `mark` was taken, as `Run` takes them: `counts`, how far each counter rose; `waited`, in
+        """Return the changes since `mark`, as arguments of `Run`: `counts`, the increase of each counter; `waited`, in
         seconds; `bypasses` by code; `events` and `waits`, as far as they are still kept.
         """
         now, before = self.snapshot(), mark.counters
         with self._lock:
-            self._wait = None  # what is waited for from here on is no part of it
+            self._wait = None  # a later wait must not be merged into this one
             spans = tuple(self._spans)[max(len(self._spans) - (self._span_count - mark.spans), 0) :]
         events, waits = (tuple(span for span in spans if bool(span.text) is is_event) for is_event in (True, False))
         rise = Counter(now["bypasses"]) - Counter(before["bypasses"])
         counts = {name: value - before[name] for name, value in now.items() if name != "bypasses"}
         waited = counts.pop("stall_seconds")
-        counts["region_loads"] -= counts.pop("region_preloads")  # no work of a run, even if they fell into it
+        counts["region_loads"] -= counts.pop("region_preloads")  # not a run's work, even if they happened during it
         return {"counts": counts, "waited": waited, "bypasses": dict(rise), "events": events, "waits": waits}
 
     def forward_ran(self, compiled: bool, waits: bool = False, started: float = 0.0) -> None:
-        """Count a forward that no replay answered. compiled: regions ran in it, or it was captured. waits: originals
-        ran in it whose code is being compiled. started: on `clock`.
+        """Count a forward that no replay answered. compiled: it ran compiled regions, or was captured. waits: it ran
+        originals whose code is being compiled. started: on `clock`.
         """
         self.counters.waiting_calls += waits
         if compiled and not waits:
@@ -218,7 +218,7 @@ class Stats:
             self._stretch = self._keep(Event("originals", text, seconds, now), before), calls + 1, others
 
     def bypass(self, reason: BypassReason) -> bool:
-        """Count a bypass. Returns True the first time that this exact reason occurs: then it deserves a log line."""
+        """Count a bypass. Returns True the first time that this exact reason occurs, so that callers log it once."""
         self.counters.bypasses[reason.code.value] += 1
         text = str(reason)
         if text in self._seen_bypasses:
@@ -228,6 +228,6 @@ class Stats:
         return True
 
     def snapshot(self) -> dict[str, Any]:
-        """The counters as plain data, from any thread: each is copied in one piece."""
+        """Return the counters as plain data. Any thread may call it, because each copy is atomic."""
         bypasses = dict(self.counters.bypasses)
         return {**vars(self.counters), "bypasses": bypasses, "stall_seconds": self.waiting_seconds()}

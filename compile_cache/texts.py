@@ -1,4 +1,4 @@
-"""Sentences for people that a front end can say in another language. Plain data: no torch, no ComfyUI."""
+"""Sentences for users that a front end can translate. Plain data: no torch, no ComfyUI."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Words = str | dict[str, Any]
 
 
 class Text(str):
-    """A sentence in English that knows its template and values: `Text("compiling {number} of {total}", ...)`.
+    """An English sentence that keeps its template and values: `Text("compiling {number} of {total}", ...)`.
 
-    It is an ordinary string for everything that reads strings. `words`: {"text": template, "values": {...}}, or
-    {"join": separator, "parts": [...]}; a value or a part may have words of its own. web/words.js says them.
+    All other code can use it as an ordinary string. `words`: {"text": template, "values": {...}}, or
+    {"join": separator, "parts": [...]}; a value or a part may be such words too. web/words.js renders them.
     """
 
     words: Words
@@ -27,17 +27,17 @@ class Text(str):
         return _made(_ONE.sub(r"1 \1", template.format(**values)), {"text": template, "values": said})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (str(self), self.words)  # a copy is not made from a template
+        return _made, (str(self), self.words)  # a copy has no template to format
 
     @classmethod
     def joined(cls, separator: str, parts: Iterable[str]) -> Text:
-        """The parts in a row, as `separator.join`."""
+        """Join the parts, like `separator.join`."""
         all_parts = list(parts)
         words: Words = {"join": separator, "parts": [words_of(part) for part in all_parts]}
         return _made(separator.join(all_parts), words)
 
     def as_sentence(self) -> Text:
-        """With a capital letter; the words stay, since other languages have none."""
+        """Return the text with a capital first letter. `words` is unchanged: translations have no capitals."""
         return _made(self[:1].upper() + self[1:], self.words)
 
 
@@ -48,5 +48,5 @@ def _made(english: str, words: Words) -> Text:
 
 
 def words_of(text: object) -> Words:
-    """The words of a Text; of anything else its plain string, which every language shows unchanged."""
+    """Return the words of a Text; for anything else its plain string, which every language shows unchanged."""
     return text.words if isinstance(text, Text) else str(text)

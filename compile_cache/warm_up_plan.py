@@ -1,4 +1,4 @@
-"""Parse which shapes to warm up, and format the results. Plain data: no torch, no ComfyUI."""
+"""Parse the shapes to warm up, and format the results. Plain data: no torch, no ComfyUI."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .errors import UserError, excerpt
 from .sizes import CUSTOM, MULTIPLES, PRESETS, Size, parse_size, preset_size, resolve_size
 
-# Limits and defaults of the Warm Up node, which a request and a scanned workflow have too.
+# Limits and defaults of the Warm Up node, of a warm-up request and of a scanned workflow.
 MAX_BATCH = 64  # images
 MAX_CHUNKS = 32  # of 77 tokens
 MAX_CFG = 100.0
@@ -25,7 +25,7 @@ _SEPARATORS = re.compile(r"[,;\n]+")
 class Item:
     """One shape: size in pixels, images per batch, and chunks of 77 tokens per text.
 
-    chunks: None if the actual texts are known; their length then decides.
+    chunks: None if the actual texts are known; then their lengths decide.
     """
 
     size: Size
@@ -58,7 +58,7 @@ STATES = (READY, WARMED, FAILED)
 
 
 def plan(sizes: str, batch_sizes: str, prompt_chunks: str | None) -> list[Item]:
-    """Every combination, the largest first, so that the smaller ones can share the memory it reserves.
+    """Return every combination, the largest first, so that the smaller ones can share the memory that it reserves.
 
     sizes: "1024x1024, 720x960", presets, or a family of presets ("SDXL"), separated by commas or new lines.
     batch_sizes, prompt_chunks: whole numbers, "1, 2, 4". Raises UserError, which names the entry and what to write.
@@ -70,7 +70,7 @@ def plan(sizes: str, batch_sizes: str, prompt_chunks: str | None) -> list[Item]:
     )
     chunks = dict.fromkeys(chunks)
     count = len(given) * len(batches) * len(chunks)
-    if count > _MAX_ITEMS:  # before they are made: three long lists are too many for any memory
+    if count > _MAX_ITEMS:  # checked before the product: three long lists would exhaust any memory
         raise UserError(
             f"{count} shapes are too many; the limit is {_MAX_ITEMS}. Write fewer sizes, batch sizes or chunks."
         )
@@ -122,9 +122,9 @@ def _entries(name: str, text: str, example: str) -> list[str]:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """One line per item, and a summary."""
+    """Return a table with one line per item, and a summary line."""
     rows = list(outcomes)
-    wide = 2 + max([5, *(len(row.item) for row in rows)])  # as narrow as it can be: the node shows it
+    wide = 2 + max([5, *(len(row.item) for row in rows)])  # as narrow as possible, because the node shows it
     lines = [f"{'shape':<{wide}}{'what':<7}{'state':<8}{'seconds':>8}{'MiB':>7}  detail"]
     lines += [
         f"{row.item:<{wide}}{row.what:<7}{row.state:<8}{row.seconds:>8.2f}{row.bytes / 2**20:>7.1f}  "

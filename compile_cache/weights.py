@@ -1,4 +1,4 @@
-"""Where the weights of a module are while a call runs: the interface to whatever loads and unloads them."""
+"""Where a module's weights are during a call: the interface to the code that loads and unloads them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 
 class Weights:
-    """The weights of one module, as the cache sees them. This class: ordinary weights, which stay where they are.
+    """The weights of one module, as the cache sees them. This class: ordinary weights, which stay resident.
 
-    A subclass describes weights whose memory comes and goes behind fixed addresses. A capture reads those addresses, so
-    it stays valid while nothing is there, but may only be replayed while everything is.
+    A subclass describes weights whose memory is mapped and unmapped behind fixed addresses. A capture reads those
+    addresses, so it stays valid while weights are unmapped, but may be replayed only while all of them are mapped.
 
-    pages: whether the weights may go and come. bytes: of memory that `pin` brings in, at most. streams: whether the
-    weights of a block are on the device only while the block runs, because not all fit.
+    pages: True if the weights may be evicted and loaded again. bytes: memory that `pin` loads, at most. streams: True
+    if a block's weights are on the device only while the block runs, because not all fit.
     """
 
     pages = False
@@ -21,20 +21,20 @@ class Weights:
     streams = False
 
     def pin(self) -> bool:
-        """Bring every weight to its address, and keep it there until `unpin`.
+        """Load every weight to its address, and keep it there until `unpin`.
 
         Returns False, with nothing pinned, if there is no room for all of them. Calls nest: each True needs an `unpin`.
-        Raises what loading a weight raises.
+        Raises the errors of loading a weight.
         """
         return True
 
     def unpin(self) -> None:
-        """The weights may go again, once the GPU's present work is done."""
+        """Let the weights be evicted again, once the GPU's pending work is done."""
 
     def ran_out(self) -> None:
-        """Memory ran out while they were pinned, and they are not any more: those that went may come again."""
+        """Memory ran out while the weights were pinned. Now they are unpinned: let evicted weights be loaded again."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Meanwhile the module's parameters are the pinned weights themselves. Only between `pin` and `unpin`."""
+        """Inside, the module's parameters are the pinned weights themselves. Only between `pin` and `unpin`."""
         yield

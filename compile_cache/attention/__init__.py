@@ -1,1 +1,1 @@
-"""Attention as one operator: the fastest kernel of each shape (`chooser`), or one that the user chose (`chosen`)."""
+"""Attention as one operator: the fastest kernel for each shape (`chooser`), or the user's choice (`chosen`)."""

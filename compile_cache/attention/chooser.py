@@ -1,7 +1,6 @@
-"""The operator of attention in compiled regions, which chooses a kernel when it runs.
+"""The attention operator of compiled regions, which chooses a kernel at run time.
 
-A trace fixes the kernel when a region is compiled, and the region serves every shape. Which kernel is fastest depends
-on the shape.
+A trace would fix one kernel for a region, which serves every shape, but the fastest kernel depends on the shape.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from .timing import agrees, seconds_of
 
 logger = logging.getLogger(__name__)
 
-# Called with a text for people, around what a prompt waits for.
+# Wraps work that a prompt waits for. Its argument is a text for users.
 Waiting = Callable[[str], AbstractContextManager[None]]
 
 _SCHEMA = "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool enable_gqa=False) -> Tensor"
-_MARGIN = 0.9  # a kernel has to be so much faster than the first one: times vary
-# Where the first kernel takes less, others are not tried: cuDNN prepares each new shape for 40 to 80 ms.
+_MARGIN = 0.9  # another kernel must take less than this share of the first one's time: times vary
+# Once a kernel takes less, no other is tried: cuDNN needs 40 to 80 ms to prepare each new shape.
 _WORTH_SECONDS = 25e-6
 
 
@@ -55,8 +54,8 @@ _is_own = ContextVar("blocks compute attention by their own code", default=False
 
 @contextlib.contextmanager
 def of_the_blocks() -> Iterator[None]:
-    """Inside, blocks run in place of compiled code, and what they call computes their attention: nothing is measured,
-    and a function that another pack put there takes effect.
+    """Inside, blocks run instead of compiled code and call their own attention: no kernel is measured, and an attention
+    function of another pack takes effect.
     """
     token = _is_own.set(True)
     try:
@@ -69,15 +68,15 @@ is_of_the_blocks = _is_own.get
 
 
 class LacksMemoryError(Exception):
-    """There is no memory to measure kernels."""
+    """There is not enough memory to measure kernels."""
 
 
 class Chooser:
-    """Runs attention with the kernel that was fastest for the shape, which it measures at the shape's first call.
+    """Runs attention with the fastest kernel for the shape, which it measures at the shape's first call.
 
-    A kernel is compared with flash or torch's own choice before it is believed. One that fails is left out, and
-    torch's own choice takes its place. While a CUDA graph is recorded, nothing is measured: a shape that is not known
-    refuses the capture, which would keep torch's choice for good.
+    Each kernel's result is first compared with the result of flash or of torch's own choice. If a kernel fails, torch's
+    own choice replaces it. Nothing is measured during a CUDA graph capture: an unknown shape raises, because the graph
+    would keep torch's choice for good.
     """
 
     def __init__(
@@ -85,21 +84,21 @@ class Chooser:
         seconds: Callable[[Callable[[], object], torch.device], float] = seconds_of,
         kernels: Callable[[torch.device], dict[str, Kernel]] = kernels_for,
     ) -> None:
-        """seconds: measures one run on a device."""
+        """seconds: returns the seconds of one run on a device."""
         self._seconds, self._kernels = seconds, kernels
         self._waiting: Waiting = lambda text: contextlib.nullcontext()
         self._tuner = _tuner(None)
         self._ready: dict[tuple[str, Shape], Kernel] = {}
-        self._kinds: set[tuple[torch.device, torch.dtype, int]] = set()  # for which a thread has cuDNN compile
+        self._kinds: set[tuple[torch.device, torch.dtype, int]] = set()  # cuDNN compiles for them in a thread
 
     def use(self, folder: Path | None, waiting: Waiting) -> None:
-        """Keep choices in a folder, and tell `waiting` of what a prompt waits for. None keeps them in memory."""
+        """Keep choices in `folder`, or in memory if it is None. `waiting` wraps work that a prompt waits for."""
         self._tuner, self._waiting = _tuner(folder), waiting
         self._ready.clear()
 
     def __call__(self, given: Given) -> torch.Tensor:
-        """The result as (batch, tokens, heads, width), contiguous. Raises what torch's own choice raises, and
-        OutOfMemoryError in a capture of a shape for which there was no memory to measure."""
+        """Return the result as (batch, tokens, heads, width), contiguous. Raises the errors of torch's own choice, and
+        OutOfMemoryError in a capture if there was no memory to measure the shape before."""
         q = given.q
         place = (str(q.device), shape_of(given))
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -112,13 +111,13 @@ class Chooser:
             try:
                 result = run(given)
             except Exception as error:
-                if capturing or run is torchs_choice:  # nothing can take its place; a capture that it broke is lost
+                if capturing or run is torchs_choice:  # no fallback is left, or the error broke the capture
                     raise
                 result = self._without(place, error, given)
         return result.transpose(1, 2).contiguous()
 
     def report(self) -> list[dict[str, Any]]:
-        """Each known shape, as JSON, with its kernel and the milliseconds of all that were measured."""
+        """Return each known shape, as JSON, with its kernel and the milliseconds of all measured kernels."""
         return [
             {
                 "device": device, "dtype": shape.dtype, "q": list(shape.q), "k": list(shape.k),
@@ -131,7 +130,7 @@ class Chooser:
         ]  # fmt: skip
 
     def _prepare(self, place: tuple[str, Shape], given: Given) -> torch.Tensor:
-        """The first call of a shape in this process: choose its kernel and run it."""
+        """Answer the first call of a shape in this process: choose its kernel and run it."""
         device = given.q.device
         shape, kernels = place[1], self._kernels(device)
         if len(kernels) < 2:
@@ -159,10 +158,10 @@ class Chooser:
                 return self._without(place, error, given)
 
     def compile_ahead(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Have a thread load cuDNN, and compile what it needs for all sizes, or a prompt would wait for that. Once for
+        """Load cuDNN in a thread and compile its code for all sizes, so that no prompt waits for it. Does so once for
         each device, dtype and width.
 
-        q, k, v: such as a call will have, also those of a trace.
+        q, k, v: tensors like those of a later call; a trace's tensors will do.
         """
         layouts = [(each.shape[3], each.stride()[1:]) for each in (q, k, v)]
         kind = (q.device, q.dtype, q.shape[3])
@@ -173,7 +172,7 @@ class Chooser:
             threading.Thread(target=work, name="resolute-cudnn", daemon=True).start()
 
     def _without(self, place: tuple[str, Shape], error: Exception, given: Given) -> torch.Tensor:
-        """Run torch's own choice in place of a kernel that failed; from now on, unless it only lacked memory."""
+        """Run torch's own choice in place of a failed kernel; later calls do so too, unless only memory was short."""
         if is_out_of_memory(error):
             return torchs_choice(given)
         choice = self._tuner.get(*place) or Choice(chosen="torch")
@@ -184,7 +183,7 @@ class Chooser:
         return torchs_choice(given)
 
     def _like_neighbour(self, place: tuple[str, Shape], kernels: dict[str, Kernel], given: Given) -> Choice | None:
-        """The choice of a measured shape nearby, if its kernel is right for this one too."""
+        """Return the choice of a nearby measured shape if its kernel is right for this shape too, else None."""
         near = nearest(place[1], self._tuner.on(place[0]))
         if near is None or near[1].chosen not in {"torch", *kernels}:
             return None
@@ -194,7 +193,7 @@ class Chooser:
         return Choice(chosen=near[1].chosen, like=(near[0].q[2], near[0].k[2]))
 
     def _measure(self, kernels: dict[str, Kernel], given: Given) -> Choice:
-        """The fastest kernel, or the first one unless another is clearly faster. Raises LacksMemoryError."""
+        """Measure the kernels and choose the first, unless another is clearly faster. Raises LacksMemoryError."""
         choice = Choice()
         references = _references(kernels, given)
         for name, kernel in kernels.items():
@@ -219,10 +218,10 @@ def _compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Sequence[L
 
 
 def _references(kernels: dict[str, Kernel], given: Given) -> list[tuple[Given, torch.Tensor]]:
-    """Calls, each with the right result: the given one, and with a mask one that masks a whole row.
+    """Return test calls with their right results: the call itself and, if it has a mask, one with a fully masked row.
 
-    Such a row is not a number in some kernels. Later masks of this shape may have one, where this one has none. Raises
-    LacksMemoryError: a call needs one result, and these are two.
+    Some kernels return NaN for such a row, and later masks of this shape may have one even if this mask does not.
+    Raises LacksMemoryError: a call needs memory for one result, a test for two.
     """
     try:
         calls = [given] if given.mask is None else [given, given._replace(mask=with_masked_row(given.mask))]
@@ -234,15 +233,15 @@ def _references(kernels: dict[str, Kernel], given: Given) -> list[tuple[Given, t
 
 
 def _right_result(kernels: dict[str, Kernel], given: Given) -> torch.Tensor:
-    """Flash's, as ComfyUI prefers it too, or torch's own choice: that can be cuDNN, which has to prepare the shape."""
+    """Flash's result, since ComfyUI prefers it and torch may choose cuDNN, which prepares each shape; else torch's."""
     if given.mask is None and FLASH in kernels:
-        with contextlib.suppress(Exception):  # it takes no such dtype or width; what else it lacks, torch lacks too
+        with contextlib.suppress(Exception):  # flash lacks this dtype or width; torch raises any other error too
             return kernels[FLASH](given)
     return torchs_choice(given)
 
 
 def _failure(kernel: Kernel, references: Sequence[tuple[Given, torch.Tensor]]) -> str:
-    """Why a kernel cannot run or is wrong; empty if it can. Raises LacksMemoryError."""
+    """Return why a kernel cannot run or is wrong; empty if it is right. Raises LacksMemoryError."""
     try:
         right = all(agrees(kernel(call), expected) for call, expected in references)
     except Exception as error:
@@ -257,7 +256,7 @@ chooser = shared("chooser", Chooser)
 
 @functools.cache
 def operator() -> Callable[..., torch.Tensor]:
-    """`torch.ops.resolute.attention`, which runs `chooser`: from what `Given` has to (batch, tokens, heads, width)."""
+    """`torch.ops.resolute.attention`: runs `chooser` on `Given`'s fields; returns (batch, tokens, heads, width)."""
     return defined("attention", _SCHEMA, lambda *given: chooser(Given(*given)), _empty_result)
 
 

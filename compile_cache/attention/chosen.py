@@ -1,6 +1,6 @@
-"""The operator of an attention that the user chose: a kernel that a trace cannot follow, called by name.
+"""The operator for an attention function that the user chose and that cannot be traced.
 
-Compiled code holds it as one opaque operator. The application finds a function by its name (`use`).
+Compiled code calls it as one opaque operator with a name. The application resolves the name (`use`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _SCHEMA = (
 )
 Find = Callable[[str], Callable[..., torch.Tensor] | None]
 
-_finds: dict[str, Find] = shared("finds_chosen_attention", dict)  # of each copy of this pack in the process
+_finds: dict[str, Find] = shared("finds_chosen_attention", dict)  # by copy of this pack in the process
 
 
 def use(copy: str, find: Find) -> None:
-    """Find functions with `find`. It gives the function of a name, which takes what the operator does, or None.
+    """Resolve names with `find`: it returns the function of a name, which takes the operator's arguments, or None.
 
-    copy: a name that no other copy of this pack has; `find` takes the place of an earlier one.
+    copy: a name that no other copy of this pack has; `find` replaces an earlier one of the same copy.
     """
     _finds[copy] = find
 
 
 @functools.cache
 def operator() -> Callable[..., torch.Tensor]:
-    """`torch.ops.resolute.chosen_attention`: the attention of a name, as in `_SCHEMA`.
+    """`torch.ops.resolute.chosen_attention`: runs the attention function of a name, see `_SCHEMA`.
 
     q, k, v: (batch, tokens, heads * width), or (batch, heads, tokens, width) with `skip_reshape`. Returns (batch,
     tokens, heads * width), or (batch, heads, tokens, width) with `skip_output_reshape`; contiguous.
@@ -44,7 +44,7 @@ def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: str, heads: int, mask: torch.Tensor | None,
     skip_reshape: bool, skip_output_reshape: bool, scale: float | None, enable_gqa: bool, low_precision: bool,
 ) -> torch.Tensor:  # fmt: skip
-    # Only what differs from the default is given: some functions take None for a scale.
+    # Pass only non-default arguments: some functions would use a None as the scale.
     more: dict[str, Any] = {} if scale is None else {"scale": scale}
     more |= {"enable_gqa": True} if enable_gqa else {}
     more |= {} if low_precision else {"low_precision_attention": False}

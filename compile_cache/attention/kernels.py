@@ -1,4 +1,4 @@
-"""The attention kernels to choose from. Each is called by itself: torch's switch between them holds for the process."""
+"""The attention kernels to choose from. Each is called directly, because torch's switches are process-wide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Given(NamedTuple):
-    """The arguments of one call of attention.
+    """The arguments of one attention call.
 
     q, k, v: (batch, heads, tokens, width). mask: None, or a tensor of torch.bool or of q's dtype that broadcasts to
     (batch, heads, tokens of q, tokens of k). enable_gqa: k and v may have fewer heads, each for a group of q's.
@@ -25,19 +25,19 @@ class Given(NamedTuple):
 
 # The result is (batch, heads, tokens of q, width of v).
 Kernel = Callable[[Given], torch.Tensor]
-Layout = tuple[int, tuple[int, ...]]  # the width of a tensor's heads, and its strides but for the batch's
+Layout = tuple[int, tuple[int, ...]]  # a tensor's head width, and its strides without the batch's
 
 FLASH, CUDNN = "flash", "cudnn"
-# Slower than flash at every size where flash runs (by 1.1 to 2.2 times on an H200). It takes what flash refuses.
+# The fallback for calls that flash refuses. Slower than flash at every size that flash runs (1.1 to 2.2x on an H200).
 STAND_IN = "efficient"
-_FULL_TILES, _WITH_A_REST = 256, 257  # tokens: on an H100 cuDNN compiled something for each of them
-_ALIGNED = 16  # the efficient kernel reads rows of a mask that begin at multiples of so many numbers
+_FULL_TILES, _WITH_A_REST = 256, 257  # tokens: on an H100 cuDNN compiled separate code for each
+_ALIGNED = 16  # elements: the efficient kernel needs mask rows that begin at multiples of this
 
 _aten = torch.ops.aten
 
 
 class RefusedError(Exception):
-    """A kernel does not take such a call."""
+    """A kernel does not support the call."""
 
 
 def torchs_choice(given: Given) -> torch.Tensor:
@@ -59,9 +59,9 @@ def _cudnn(given: Given) -> torch.Tensor:
 
 
 def compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Sequence[Layout]) -> None:
-    """Run cuDNN on small tensors with the layouts of q, k and v, so that it compiles what larger ones need too.
+    """Run cuDNN on small tensors with the layouts of q, k and v, so that it compiles the code for larger ones too.
 
-    On an H100 that took 0.5 to 0.9 s, once on a machine. Raises what cuDNN raises.
+    On an H100 this took 0.5 to 0.9 s, once on a machine. Raises cuDNN's errors.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.device(device), torch.cuda.stream(stream):
@@ -81,9 +81,9 @@ def _efficient(given: Given) -> torch.Tensor:
 
 
 def bias(given: Given) -> torch.Tensor | None:
-    """The mask as numbers of q's dtype that are added to the scores: 0 where a bool is true, else -inf.
+    """Return the mask as a bias in q's dtype, added to the scores: 0 where a bool mask is true, else -inf.
 
-    Raises RefusedError for another dtype: rounded to q's, its numbers could mean something else.
+    Raises RefusedError for a mask of another dtype, because rounding to q's dtype could change its meaning.
     """
     mask = given.mask
     if mask is None or mask.dtype == given.q.dtype:
@@ -94,29 +94,29 @@ def bias(given: Given) -> torch.Tensor | None:
 
 
 def aligned(mask: torch.Tensor) -> torch.Tensor:
-    """The same numbers in rows that begin at multiples of _ALIGNED numbers."""
+    """Return the mask with rows padded in memory, so that each begins at a multiple of _ALIGNED elements."""
     missing = -mask.shape[-1] % _ALIGNED
     return torch.nn.functional.pad(mask, (0, missing))[..., :-missing] if missing else mask
 
 
 def with_masked_row(mask: torch.Tensor) -> torch.Tensor:
-    """The mask with the least of its numbers for all keys of the first query; with False if it is of torch.bool."""
+    """Return a copy that masks all keys of the first query: with False if the mask is bool, else with its minimum."""
     changed = mask.clone(memory_format=torch.contiguous_format)
     changed[..., :1, :] = False if mask.dtype == torch.bool else mask.amin()
     return changed
 
 
 def kernels_for(device: torch.device) -> dict[str, Kernel]:
-    """The kernels to choose from, the preferred one first. Empty where torch chooses among its own: on a CPU."""
+    """Return the kernels to choose from, the preferred one first. Empty on a CPU, where torch chooses its own."""
     if device.type != "cuda":
         return {}
-    # People switch one off where it is wrong.
+    # Users switch off a kernel that gives wrong results.
     switched: dict[str, Kernel] = {FLASH: _flash, STAND_IN: _efficient, CUDNN: _cudnn}
     return {name: kernel for (name, kernel), is_on in zip(switched.items(), switches(), strict=False) if is_on}
 
 
 def switches() -> tuple[bool, ...]:
-    """Torch's switches of flash, efficient, cuDNN's and plain attention, and the one for reproducible results."""
+    """Return torch's switches for flash, efficient, cuDNN and math attention, and for deterministic algorithms."""
     cuda: Any = torch.backends.cuda
     found = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled, cuda.math_sdp_enabled)
     return (*(is_on() for is_on in found), torch.are_deterministic_algorithms_enabled())

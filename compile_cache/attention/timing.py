@@ -1,4 +1,4 @@
-"""Time a kernel without the time that the host takes to launch it, and compare its result."""
+"""Time a kernel without the host's launch time, and compare its result with a reference."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 
 from ..torch_facts.private_names import spin
 
-_RUNS = 5  # that are timed together
-_LONG_SECONDS = 0.005  # a kernel that takes so long is run once
-_CYCLES = 2_000_000  # about a millisecond
+_RUNS = 5  # runs that are timed together
+_LONG_SECONDS = 0.005  # a kernel that takes this long is timed by a single run
+_CYCLES = 2_000_000  # of the GPU's clock, about a millisecond
 _ATTEMPTS = 3
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}  # relative to torch's own choice
 _TOLERANCE_OF_OTHERS = 1e-4
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """The seconds of one run on a GPU, after at least one earlier one. Waits for it."""
+    """Return the seconds of one run on a GPU, and wait for it. The caller must have run it at least once before."""
     with torch.cuda.device(device):
         once = _mean(run, 1)
         return once if once >= _LONG_SECONDS else _mean(run, _RUNS)
 
 
 def _mean(run: Callable[[], object], runs: int) -> float:
-    """The GPU is kept busy until the host has launched all runs: launching takes longer than a small kernel, and a
-    captured graph does not launch."""
+    """Return the mean seconds of a run. The GPU spins until the host has launched all runs: a launch takes longer than
+    a small kernel, and a replay has no such launches."""
     started, before, after = (torch.cuda.Event(enable_timing=True) for _ in range(3))  # type: ignore[no-untyped-call]
     cycles = _CYCLES
     for _ in range(_ATTEMPTS):

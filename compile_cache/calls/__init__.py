@@ -1,1 +1,1 @@
-"""From a call to its answer: look it up, decide what happens to it, count it."""
+"""Answer a call: look it up, decide its path, run and count it."""

@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 class Action(Enum):
     REPLAY = "replay"  # there is a capture of this signature
     CAPTURE = "capture"  # run through the compiled regions, then capture
-    COMPARE = "compare"  # there is a capture of originals, and code to compare with them: run as it did
+    COMPARE = "compare"  # there is a capture of originals, and code to compare: run once without the replay
     REGIONS = "regions"  # run through the compiled regions, without a capture
     EAGER = "eager"  # run the original forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Begun:
-    """A call with what was decided for it and, for a replay, what came of launching it."""
+    """A call, the decision about it and, for a replay, the result of its launch."""
 
     call: Call
     key: CaptureKey
@@ -48,10 +48,10 @@ class _Begun:
 
 
 class GraphCache(CacheMemory):
-    """Answers the calls of compiled modules, and counts what it did.
+    """Answers the calls of compiled modules, and counts its work.
 
     One lock guards every capture and replay, because captures share memory. ComfyUI samples on one thread; with several
-    GPUs, a second one waits here for a launch or for a check of a model. reach: see `CaptureAttempts`.
+    GPUs, a second thread waits here for a launch or a check of a model. reach: see `CaptureAttempts`.
     """
 
     def __init__(self, config: CacheConfig | None = None, reach: Reach = free_bytes) -> None:
@@ -60,11 +60,11 @@ class GraphCache(CacheMemory):
         self.after_capture: Callable[[], None] = lambda: None
 
     def run(self, program: Program, call: Call, recheck: Callable[[], Call] | None = None) -> Any:
-        """Answer a call by the fastest right path. Raises only what the original forward raises.
+        """Answer a call by the fastest correct path. Raises only the errors of the original forward.
 
-        recheck: looks closely at the module and returns the call as it is now: `call` itself if nothing changed. It is
-        called once, after a replay was launched, so that the look overlaps with the GPU's work, or before anything else
-        runs. If it returns another call, the replay's output is dropped and that call is answered.
+        recheck: inspects the module and returns the current call: `call` itself if nothing changed. It is called once,
+        after a replay was launched, so that the inspection overlaps with the GPU's work, or before anything else runs.
+        If it returns another call, the replay's output is dropped and that call is answered.
         """
         key = capture_key(program, call)
         waits = program.code_of(call.key) is not Code.READY
@@ -72,7 +72,7 @@ class GraphCache(CacheMemory):
         with self._lock, self.whole_calls.timed(timed, call.is_compared, waits, call.policy.is_streamed):
             if call.begins_run:
                 self._tiers.begin_run(program)
-            # The look at all modules, where a run begins, keeps the host busy.
+            # At the start of a run, the inspection of all modules keeps the host busy.
             with self.stats.host.claimed() if call.begins_run else nullcontext():
                 begun = self._begin(program, call, key)
                 if recheck is not None and (call_now := recheck()) is not call:
@@ -83,7 +83,7 @@ class GraphCache(CacheMemory):
             return result
 
     def _begin(self, program: Program, call: Call, key: CaptureKey) -> _Begun:
-        """Decide what happens to a call. A replay is launched at once; nothing else runs, and nothing is counted.
+        """Decide the path of a call. A replay is launched at once; nothing else runs, and nothing is counted.
 
         key: see `capture_key`.
         """
@@ -110,7 +110,7 @@ class GraphCache(CacheMemory):
     def _decide(
         self, program: Program, call: Call, key: CaptureKey, short: BypassReason | None = None
     ) -> tuple[Action, BypassReason | None]:
-        """The fastest correct path, and why it is slower than it might be. short: the weights did not all fit."""
+        """Return the fastest correct path, and why it is not a faster one. short: the reason if weights did not fit."""
         policy = call.policy
         if policy.is_eager:
             return Action.EAGER, policy.reason
@@ -126,7 +126,7 @@ class GraphCache(CacheMemory):
         return (Action.CAPTURE, None) if reason is None else (uncaptured, reason)
 
     def _replay(self, key: CaptureKey, tensors: Sequence[torch.Tensor]) -> tuple[Any, Exception | None]:
-        """Launch the replay of a capture: its output, or the error if that failed."""
+        """Launch the replay of a capture. Returns its output, or the error if the launch failed."""
         entry = self._captures.get(key)
         assert entry is not None, "the decision saw it under the same lock"
         if key.tier is Tier.ORIGINAL:
@@ -142,7 +142,7 @@ class GraphCache(CacheMemory):
             return None, error.with_traceback(None)  # its frames hold copies of outputs
 
     def _finish(self, program: Program, begun: _Begun) -> Any:
-        """Do what was decided, and count it."""
+        """Carry out the decision, and count it."""
         call, key, action, reason = begun.call, begun.key, begun.action, begun.reason
         if reason is not None:
             self._attempts.count(reason)
@@ -166,23 +166,23 @@ class GraphCache(CacheMemory):
                 result, seconds = self._run_program(program, call, key, action, difference)
                 out_of_memory = False
             except RuntimeError as error:
-                # Without pinned weights, core makes room by unloading some in the middle of a call.
+                # If weights are not pinned, core makes room by unloading some in the middle of a call.
                 out_of_memory = is_out_of_memory(error) and (self._free_captures() or (pinned and call.weights.pages))
                 if not out_of_memory:
                     raise
         if out_of_memory:  # not in the handler: the error's frames hold tensors until it ends
             return self._answer_out_of_memory(call, key)
-        if action is not Action.EAGER and call.policy.is_repeatable:  # also where a cancelled call was the first one
+        if action is not Action.EAGER and call.policy.is_repeatable:  # also if the first call was cancelled
             self._remember(call, program, key, seconds)
         return result
 
     def _remember(self, call: Call, program: Program, key: CaptureKey, seconds: float = 0.0) -> None:
-        """Not of a program that stands in for another one, and knows no regions."""
+        """Record the call's shape, but not of a program that substitutes for another one and has no regions."""
         if program.region_keys or not program.ran_originals:
             self.shapes.record(call.key, program, seconds, key.torch_flags)
 
     def _hold_weights(self, call: Call, key: CaptureKey, action: Action, held: ExitStack) -> bool:
-        """Pin the weights and put them in place until `held` is closed. Returns whether there is room for that."""
+        """Pin the weights and put them in place until `held` is closed. Returns False if there is no room for them."""
         weights = call.weights
         if weights.pages and not self._attempts.may_bring_in(key, weights.bytes, action is Action.CAPTURE):
             return False
@@ -202,7 +202,7 @@ class GraphCache(CacheMemory):
                 return self._run_original(call), 0.0
         started = self.stats.clock()
         if action is Action.CAPTURE:
-            with self.stats.host.claimed():  # the run, its rehearsal and its capture decide alike, and are measured
+            with self.stats.host.claimed():  # the run, rehearsal and capture must decide alike, and are timed
                 return self._run_and_capture(program, call, key, difference, started)
         if action is Action.COMPARE:
             self._tiers.compared(key)
@@ -218,13 +218,13 @@ class GraphCache(CacheMemory):
     def _run_and_capture(
         self, program: Program, call: Call, key: CaptureKey, difference: str | None, started: float
     ) -> tuple[Any, float]:
-        """Returns the result and the capture's seconds. Code that the run lacks gives a capture of the first tier."""
+        """Returns the result and the capture's seconds. If the run lacks code, the capture is of the first tier."""
         with cost_of_run(call.device) as cost:
             result = program.run(call)
         ran_compiled, ran_originals = program.ran_compiled, program.ran_originals
         ran, seconds = self._tiers.key_that_ran(program, call, key), 0.0
-        # A decode takes much memory, and a run that leaves regions to be compiled does not show what the host takes for
-        # it: the next one does.
+        # A VAE's call needs much memory, and a run that leaves regions to be compiled does not show the host's share of
+        # the time: the next run does.
         is_first = ran_originals and difference is not None and key.graph.role in VAE_ROLES
         may_capture = ran == key or not (self._attempts.gains_nothing(ran) or self._attempts.reason(ran))
         if may_capture and not is_first and ran not in self._captures:
@@ -240,10 +240,10 @@ class GraphCache(CacheMemory):
         return result, seconds
 
     def _record_signature(self, program: Program, key: CaptureKey) -> str | None:
-        """Name the difference from the nearest signature seen before, as an event too; None if it was seen before."""
-        exact = replace(key, tier=Tier.COMPILED)  # what lacks code shows only when it runs
+        """Record and return the difference from the nearest earlier signature; None if it was seen before."""
+        exact = replace(key, tier=Tier.COMPILED)  # missing code shows only at run time
         if not program.capabilities.captures:
-            exact = replace(exact, epoch=0)  # no weight's address counts
+            exact = replace(exact, epoch=0)  # without captures, the addresses of weights do not matter
         difference = self._seen.add(key.owner, exact, exact.components())
         if difference == FIRST:
             difference = explain_first(self.shapes.of_model(key.graph.model), key.torch_flags)
@@ -253,14 +253,14 @@ class GraphCache(CacheMemory):
         return difference
 
     def _free_captures(self) -> bool:
-        """Free the captures that no session uses. Returns whether that gave any memory back."""
+        """Free the captures that no session uses. Returns True if that freed any memory."""
         freed = self._captures.trim(0)
         self.stats.counters.evictions = self._captures.evictions
         torch.cuda.empty_cache()
         return freed > 0
 
     def _answer_failed_replay(self, call: Call, key: CaptureKey, failure: Exception) -> Any:
-        """A replay failed: its capture goes, and the original forward answers."""
+        """Answer a call whose replay failed by the original forward. Its capture is dropped, unless memory ran out."""
         if is_out_of_memory(failure):
             self._free_captures()
             return self._answer_out_of_memory(call, key)

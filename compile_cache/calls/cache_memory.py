@@ -1,4 +1,4 @@
-"""The memory of a process's captures: who holds how much of it, and what gives it back."""
+"""The memory of a process's captures: how much each module's captures occupy, and the calls that free it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .reasons import SeenSignatures
 
 
 class CacheMemory:
-    """The part of GraphCache that the application asks for memory, and tells of sampling runs and modules."""
+    """The part of GraphCache that frees memory for the application and tracks its sampling runs and modules."""
 
     def __init__(self, config: CacheConfig, reach: Reach) -> None:
         """reach: see `CaptureAttempts`."""
@@ -32,31 +32,31 @@ class CacheMemory:
         self._lock = threading.RLock()
 
     def open_session(self, owner: int) -> None:
-        """A sampling run of a module starts: the captures that it uses stay until it ends."""
+        """Start a sampling run of a module: the captures that it uses are pinned until it ends."""
         with self._lock:
             self._captures.open_session(owner)
 
     def close_session(self, owner: int) -> None:
-        """The sampling run is over. If captures hold more than the budget now, release what they only work in."""
+        """End the sampling run. If captures exceed the budget now, release their workspace."""
         with self._lock:
             self._captures.close_session(owner)
             self._captures.keep_to_budget()
 
     def captures_of(self, owner: int) -> int:
-        """How many captures a module has."""
+        """Return the number of a module's captures."""
         return sum(key.owner == owner for key, _ in self._captures)
 
     def gain_of_originals(self, owner: int) -> float | None:
-        """How many times as fast captures make a module's originals, as far as it is known."""
+        """Return the largest known speed-up of a module's originals by a capture; None if none is known."""
         found = [entry.gain for key, entry in self._captures if key.owner == owner and key.tier is Tier.ORIGINAL]
         return max((gain for gain in found if gain), default=None)
 
     @property
-    def bytes(self) -> int:  # that captures hold
+    def bytes(self) -> int:  # that captures occupy
         return self._captures.held_bytes
 
     def give_back(self, everything: bool) -> int:
-        """The application needs memory, with `everything` because it unloads all models. See `Captures.give_back`."""
+        """Free memory for the application; `everything`: it unloads all models. See `Captures.give_back`."""
         with self._lock:
             freed = self._captures.give_back(everything)
             if everything:
@@ -73,7 +73,7 @@ class CacheMemory:
             return freed
 
     def forget(self, owner: int) -> None:
-        """Drop everything of a module that was garbage collected, and give its memory back."""
+        """Drop all data of a module that was garbage collected, and release its memory."""
         with self._lock:
             self._seen.forget(owner)
             had = self.captures_of(owner)
@@ -85,14 +85,14 @@ class CacheMemory:
                 self._attempts.memory_was_freed()
 
     def drop_stale(self, owner: int, epoch: int) -> None:
-        """Drop a module's captures from before its weights epoch `epoch`."""
+        """Drop a module's captures of weights epochs other than `epoch`."""
         with self._lock:
             self._captures.drop_stale(owner, epoch)
 
     def captured(self) -> list[tuple[CaptureKey, Entry]]:
-        """Every capture that there is now, the least recently used first."""
+        """Return every current capture, the least recently used first."""
         return list(self._captures)
 
     def report(self) -> dict[str, Any]:
-        """Plain data for `GET /resolute/cache` and the report node. Never waits for a call that is running."""
+        """Return plain data for `GET /resolute/cache` and the report node. Never waits for a running call."""
         return {"counters": self.stats.snapshot(), **self._captures.report(self.shapes.size_of)}

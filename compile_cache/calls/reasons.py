@@ -1,4 +1,4 @@
-"""Why a call was new or was bypassed, in words: the signatures seen before, and what differs from them. No torch."""
+"""Why a call was new or was bypassed, in words: its difference from the signatures seen before. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..keys import COMPILED_NOW, Component, Literal, differing
 from ..store.shape_history import UsedShape
 from ..texts import Text
 
-# Signatures kept for each module: more than a day's work has sizes.
+# Signatures kept for each module: more than the sizes of a day's work.
 _MAX_SIGNATURES = 256
 
 FIRST = "first graph of this module"
@@ -18,7 +18,7 @@ SINCE = "; since it last ran, torch's settings changed: "
 FREED = "nothing differs: the graph was evicted or freed"
 _DIFFERENCE = re.compile(r"(\S+) (batch|channels|height|width|tokens) (\d+) -> (\d+)")
 
-# What a bypass means to a user, by code, where one line has to do; docs/problems.md has the rest.
+# One-line meanings of bypasses for users, by code; docs/problems.md has the details.
 BYPASSES = {
     "observed_input": Text("Resolute does not know something in this call: no capture, or some blocks run eager"),
     "patched_block": Text("another node changes attention: some blocks run eager"),
@@ -45,9 +45,9 @@ class SeenSignatures:
         self._seen: dict[int, OrderedDict[Hashable, list[Component]]] = {}
 
     def add(self, owner: int, key: Hashable, components: list[Component]) -> str | None:
-        """Returns None for a signature seen before, else in words what differs from the nearest one seen before.
+        """Record a signature. Returns None if it was seen before, else its difference from the nearest earlier one.
 
-        owner: the module's number. components: of the signature, by name.
+        owner: the module's number. components: the signature's, by name.
         """
         seen = self._seen.setdefault(owner, OrderedDict())
         if key in seen:
@@ -60,7 +60,7 @@ class SeenSignatures:
         return difference
 
     def forget(self, owner: int) -> None:
-        """The module was garbage collected."""
+        """Drop the signatures of a module that was garbage collected."""
         self._seen.pop(owner, None)
 
 
@@ -79,8 +79,8 @@ def explain_miss(wanted: list[Component], known: Iterable[list[Component]]) -> s
 
 
 def explain_first(known: Sequence[UsedShape], flags: Sequence[Component]) -> str:
-    """FIRST, with the flags of torch that changed since the model last ran, perhaps in an earlier process: its regions
-    compile anew under other flags. known: the graphs of the model, the last used one at the end.
+    """Return FIRST and torch's flags that changed since the model last ran, perhaps in an earlier process: other flags
+    recompile its regions. known: the graphs of the model, the last used one at the end.
     """
     then = known[-1].flags if known else ()
     changed = _differences(list(then), list(flags)) if then else []
@@ -88,7 +88,7 @@ def explain_first(known: Sequence[UsedShape], flags: Sequence[Component]) -> str
 
 
 def _differences(known: list[Component], wanted: list[Component]) -> list[str]:
-    """One phrase per difference. A size that changed in several tensors, such as the batch, is one difference."""
+    """Return a phrase per difference. A size that changed in several tensors, such as the batch, is one difference."""
     names, known_names = {name for name, _ in wanted}, {name for name, _ in known}
     phrases: dict[str, str] = {}
     for name, old, new in differing(known, wanted):
@@ -119,13 +119,13 @@ def _short(value: Literal) -> str:
 
 
 def in_short(code: str) -> str:
-    """The meaning of a bypass, by its code."""
+    """Return the one-line meaning of a bypass code, or the code itself if it has none."""
     return BYPASSES.get(code, code)
 
 
 def because(difference: str, cell: int) -> Text:
-    """The reason why a call was new, in a user's words. difference: as "latent height 15 -> 16". cell: pixels to a side
-    of one latent cell.
+    """Return the reason why a call was new, in a user's words. difference: such as "latent height 15 -> 16". cell:
+    pixels per side of a latent cell.
     """
     _, since, changes = difference.partition(SINCE)
     if since:

@@ -11,7 +11,7 @@ from .rows import LEAST_GAIN, ROLES, totals
 
 
 def report(data: Mapping[str, Any]) -> Text:
-    """The text of Graph Cache Report: what it comes to, the totals, what was chosen and measured, and each capture."""
+    """Return the text of Graph Cache Report: a verdict, the totals, choices and measurements, and each capture."""
     text_lines: list[str] = [*_verdict(data), *totals(data), *_modules(data["modules"])]
     text_lines += map(_attention, data["attention"])
     text_lines += [_compared(each) for each in data["whole_calls"] if each["is_settled"]]
@@ -24,7 +24,7 @@ def report(data: Mapping[str, Any]) -> Text:
 
 
 def _verdict(data: Mapping[str, Any]) -> Iterable[str]:
-    """The measurements in short, "Fast: 1.8 times stock at 3 sizes", and the regions that failed."""
+    """Summarize the measurements, "Fast: 1.8 times stock at 3 sizes", and the regions that failed."""
     ratios = [(each["stock_seconds"] / each["seconds"], each["size"]) for each in data["measurements"]]
     fast = [ratio for ratio, _ in ratios if ratio >= LEAST_GAIN]
     if not ratios and not data["failed"]["regions"]:
@@ -47,7 +47,7 @@ def _modules(modules: Iterable[Mapping[str, Any]]) -> Iterable[Text]:
 
 
 def _attention(choice: Mapping[str, Any]) -> Text:
-    """The kernel of a shape and why: the times, the tokens of a shape nearby that was timed, or that others failed."""
+    """Name a shape's kernel and the reason: the times, the tokens of a nearby timed shape, or the failed kernels."""
     shape, like = ("x".join(map(str, choice[name] or ())) for name in ("q", "like"))
     times = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in sorted(choice["milliseconds"].items()))
     failed = ", ".join(choice["failed"])
@@ -56,7 +56,7 @@ def _attention(choice: Mapping[str, Any]) -> Text:
 
 
 def _compared(comparison: Mapping[str, Any]) -> Text:
-    """How calls of a size run, with the seconds of both ways. comparison: see `WholeCalls.report`."""
+    """Say whether calls of a size run compiled or eager, with both times. comparison: see `WholeCalls.report`."""
     values = {
         "what": ROLES[comparison["role"]],
         "shape": "x".join(map(str, comparison["shape"])),
@@ -70,7 +70,7 @@ def _compared(comparison: Mapping[str, Any]) -> Text:
 
 
 def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table as narrow as it can be, since the node shows it."""
+    """Return a table as narrow as possible, because the node shows it."""
     if not entries:
         return []
     wide = 2 + max(len(size_of(entry)) for entry in entries)
@@ -82,5 +82,5 @@ def _captures(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def size_of(entry: Mapping[str, Any]) -> str:
-    """As the node shows it: "1024x1024, batch 2"; the latent's shape where the size is not known."""
+    """Return the size as the node shows it: "1024x1024, batch 2"; the latent's shape if the size is unknown."""
     return str(entry["size"] or "x".join(map(str, entry["latent_shape"])))

@@ -1,4 +1,4 @@
-"""Counters, waits and events as rows for people: the node, the panel, the log, the report and the routes print them.
+"""Counters, waits and events as rows for users: the node, the panel, the log, the report and the routes print them.
 
 Plain data: no torch, no ComfyUI.
 """
@@ -16,9 +16,9 @@ from .reasons import FIRST, SINCE, because, in_short
 from .run_summary import NOW_COMPILED, SAID, Run, time_text
 
 _MAX_REASONS = 4
-LEAST_GAIN = 1.05  # to be said
+LEAST_GAIN = 1.05  # smaller gains are not reported
 _MAX_NEW_SIGNATURES = 3
-# Texts of events of kind load: before the first model of a process, and before each other one.
+# Texts of events of kind load: for the first model of a backend in this process, and for each later one.
 BACKEND, MODEL = "the backend", "the model's blocks"
 # Fields and counters of a run in `GET /resolute/runs`.
 _AS_IT_IS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped", "came")
@@ -39,7 +39,7 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Work that a run waited for. why: its reason; empty if other rows have it. is_result: the node shows it too."""
+    """Work that a run waited for. why: its reason; empty if other rows state it. is_result: the node shows it too."""
 
     text: Text
     why: Text | str = ""
@@ -50,9 +50,9 @@ class Row:
 
 
 def status(run: Run, measured: Text | None = None) -> Text:
-    """The result in up to three lines, as the node shows it: "384x256, batch 2: Compiled, 21 ms/step".
+    """Return the result in up to three lines, as the node shows it: "384x256, batch 2: Compiled, 21 ms/step".
 
-    measured: what *Measure against stock* found for this model and size. A run without a wait shows it below.
+    measured: the result of *Measure against stock* for this model and size, a second line for a run without waits.
     """
     first, *more = lines(run)
     if run.on_cpu and run.role == Role.UNET.value and not run.stopped and (run.ran_originals or not run.is_plain):
@@ -63,7 +63,7 @@ def status(run: Run, measured: Text | None = None) -> Text:
 
 
 def lines(run: Run) -> list[str]:
-    """The lines of `status` without the size."""
+    """Return the lines of `status` without the size."""
     if run.why_no_calls:
         return [Text("not compiled: {why}", why=run.why_no_calls)]
     result: list[str] = [Text.joined(", ", _results(run))]
@@ -74,7 +74,7 @@ def lines(run: Run) -> list[str]:
 
 
 def reasons(run: Run) -> list[Text]:
-    """Why the run waited, and why calls were bypassed: one sentence each."""
+    """Return why the run waited and why calls were bypassed: one sentence each, and a count if there are more."""
     sentences = [Text("{text}: {why}.", text=row.text, why=row.why) for row in _work(run) if row.why]
     sentences += [Text("{why} ({count} times).", why=in_short(code), count=n) for code, n in run.bypasses.items()]
     if run.why_no_calls:
@@ -85,12 +85,12 @@ def reasons(run: Run) -> list[Text]:
 
 
 def marks(run: Run) -> list[Text]:
-    """Labels that set a run apart, for its line in the panel."""
+    """Return labels for an unusual run (a warm-up, a cancelled one), for its line in the panel."""
     return [Text("warm-up")] * run.is_warm_up + [Text("cancelled")] * run.stopped
 
 
 def plain(run: Run) -> dict[str, Any]:
-    """For the panel and `GET /resolute/runs`. words: how a front end says the other texts in another language."""
+    """Return plain data for the panel and `GET /resolute/runs`. words: the other texts in translatable form."""
     texts: dict[str, Sequence[str]] = {"lines": lines(run), "reasons": reasons(run), "marks": marks(run)}
     return {
         **{name: getattr(run, name) for name in _AS_IT_IS},
@@ -106,7 +106,7 @@ def plain(run: Run) -> dict[str, Any]:
 
 
 def log_line(run: Run) -> str:
-    """The line of ComfyUI's log: what the run counted, what it waited for and what was new."""
+    """Return the line for ComfyUI's log: the run's counts, its wait, new signatures and bypasses."""
     line = ", ".join(text for name, text in counted(run.counts).items() if run.counts.get(name)) or "no calls"
     if run.why_no_calls:
         line += f": {run.why_no_calls}"
@@ -121,7 +121,7 @@ def log_line(run: Run) -> str:
 
 
 def _work(run: Run) -> list[Row]:
-    """Each thing that the run waited for, in the order in which people read it."""
+    """Return each piece of work that the run waited for, in reading order."""
     rows, first_use = [], Text("the first use since ComfyUI started")
     came_behind, compiles = run.came or run.ran_originals, run.counts.get("region_compiles", 0)
     if compiles and not came_behind:
@@ -186,7 +186,7 @@ def _speed(run: Run) -> list[str]:
 
 
 def _streams(run: Run) -> str:
-    """How much of a model that is too large a step needs; empty if that is all of it."""
+    """Say how much of an oversized model a step needs; empty if it needs all of it."""
     needed, every = (f"{each / 1e9:.2g}" for each in run.step_bytes)
     return Text("needs {needed} of {every} GB per step", needed=needed, every=every) if needed != every else ""
 
@@ -199,14 +199,14 @@ def _loads(run: Run, what: str) -> list[float]:
 
 
 def failed_text(reasons: Sequence[str]) -> Text | None:
-    """How many regions have no code in the end, and why the first one has none."""
+    """Count the regions whose compiles failed, and give the reason of the first one."""
     if not reasons:
         return None
     return Text("{count} regions could not be compiled: {why}", count=len(reasons), why=reasons[0])
 
 
 def counted(counts: Mapping[str, int]) -> dict[str, Text]:
-    """A phrase for each counter that people see, by its name. Those that are missing count as 0."""
+    """Return a phrase for each counter that users see, by its name. Missing counters count as 0."""
     waiting = {"waiting_calls": Text("{count} not compiled yet", count=n)} if (n := counts.get("waiting_calls")) else {}
     own = Text("{count} of them of ComfyUI's own blocks", count=counts.get("original_replays", 0))
     return {
@@ -222,7 +222,7 @@ def counted(counts: Mapping[str, int]) -> dict[str, Text]:
 
 
 def totals(data: Mapping[str, Any]) -> list[Text]:
-    """The work of the cache since the start: counts, waits, bypasses. data: from `cache_report.report`."""
+    """Return the cache's work since the start: counts, waits, bypasses. data: from `cache_report.report`."""
     counters = data["counters"]
     text = "{seconds} s spent compiling and capturing; {used} of {budget} MiB used by captures"
     used, budget = data["bytes"] >> 20, data["budget_bytes"] >> 20

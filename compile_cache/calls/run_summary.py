@@ -1,4 +1,4 @@
-"""One sampling run or one decode: what it counted and waited for, and its timeline. `rows` has the words.
+"""One sampling run or one decode: its counts, waits and timeline. `rows` puts it into words.
 
 Plain data: no torch, no ComfyUI.
 """
@@ -15,10 +15,10 @@ from typing import Any
 from ..stats import SHORT_WAIT, Event
 from ..texts import Text
 
-_SLIVER = 0.02  # of a run; a shorter gap between two pieces of work is not shown
+_SLIVER = 0.02  # share of a run; a shorter gap between two pieces of work is not shown
 _MAX_SEGMENTS = 60
 NOW_COMPILED = Text("Now compiled")  # once a call ran all regions, after calls that ran originals in place of them
-# Kinds of waits that the result of a run may say, and the counter that has to rise for that.
+# Kinds of waits that the result of a run may mention, and the counter that must have risen for that.
 SAID = {"compile": "region_compiles", "load": "region_loads", "capture": "captures"}
 _SIZE = re.compile(r"(\d+)x(\d+)(?:,|$)")
 
@@ -27,18 +27,18 @@ _SIZE = re.compile(r"(\d+)x(\d+)(?:,|$)")
 class Run:
     """One sampling run, one decode, or the calls of a ControlNet in one run.
 
-    model: the name of its architecture. width, height: in pixels, of what the user asked for. batch: the user's images,
-    without the negative prompt's half. steps: 0 where there are none. started: Unix seconds. seconds: the whole run;
-    waited: of these, compiling, loading and capturing; waits: the same seconds one by one. beside: the waits of
-    ControlNets meanwhile, which have runs of their own. counts: how far the counters rose. events: of this time.
-    stopped: the user cancelled it. why_no_calls: a sentence if nothing reached the compiled model. cell: pixels to a
-    side of one latent cell.
-    structure: of the model, the first digits of its digest, as `model` of each shape in `GET /resolute/cache`.
-    formats: what computes its quantized weights: "int8_tensorwise products".
-    file: from which the model was loaded, if that is known. step_bytes: of the weights that a step needs, and of all,
-    if the model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
-    came: code that calls had waited for came behind the picture, and they ran all of it. times: seconds of a call
-    compiled and by the application's own blocks, if both were timed. on_cpu: where nothing gets faster.
+    model: the name of its architecture. width, height: of the requested image, in pixels. batch: the user's images,
+    without the negative prompt's half. steps: 0 if it has none. started: Unix seconds. seconds: the whole run;
+    waited: of these, compiling, loading and capturing; waits: the same seconds as single events. beside: the waits of
+    ControlNets during the run, which are reported as separate runs. counts: the increase of each counter. events:
+    during the run. stopped: the user cancelled it. why_no_calls: a sentence if no call reached the compiled model.
+    cell: pixels per side of a latent cell.
+    structure: the first digits of the digest of the model's structure, as `model` of a shape in `GET /resolute/cache`.
+    formats: the kernels that compute its quantized weights: "int8_tensorwise products".
+    file: the model's file, if known. step_bytes: bytes of the weights that a step needs, and of all weights, if the
+    model was too large for the device and a step needs fewer. is_warm_up: nobody waits for its picture.
+    came: blocks that earlier calls ran as originals were compiled in the background, and later calls ran them compiled.
+    times: seconds of a compiled call and of an original one, if both were timed. on_cpu: on a CPU, without speed-up.
     why_eager: if its backend compiles nothing, that backend and why: "eager (not inductor: there is no C++ compiler)".
     """
 
@@ -75,13 +75,13 @@ class Run:
 
     @property
     def is_plain(self) -> bool:
-        """It ran to its end and had nothing to wait for, so its seconds are what a prompt takes from now on."""
+        """True if the run ended and never waited, so its seconds are those of later prompts."""
         worked = any(self.counts.get(name, 0) for name in SAID.values()) or self._beside >= SHORT_WAIT
         return not (self.stopped or self.why_no_calls or worked)
 
     @property
     def ran_originals(self) -> bool:
-        """Some calls ran originals in place of code that was being compiled, by a replay or without."""
+        """True if some calls ran originals, replayed or not, in place of code that was being compiled."""
         return bool(self.counts.get("waiting_calls", 0) or self.counts.get("original_replays", 0))
 
     @property
@@ -93,9 +93,9 @@ class Run:
         return sum(wait.seconds for wait in self.beside)
 
     def seconds_of(self, kind: str) -> float:
-        """Seconds that the prompt waited for this kind of work; parallel compiles count once.
+        """Return the seconds that the prompt waited for this kind of work; parallel compiles count once.
 
-        The kinds that are said add up to `waited`: the first one also has what is not said, as loading the backend.
+        The reported kinds add up to `waited`: the first one includes unreported waits, such as loading the backend.
         """
         said = [name for name, counter in SAID.items() if self.counts.get(counter, 0)]
         others = said[1:] if said[:1] == [kind] else [each for each in SAID if each != kind]
@@ -103,8 +103,8 @@ class Run:
 
     @property
     def answered_by(self) -> str:
-        """The path that answered most calls: "replay", "regions" or "bypass"; "originals" if all waited for code, and
-        "stopped" if none was answered.
+        """The path that answered most calls: "replay", "regions" or "bypass"; "originals" if all calls waited for code,
+        and "stopped" if none was answered.
         """
         waiting = self.counts.get("waiting_calls", 0)
         counts = {
@@ -117,10 +117,10 @@ class Run:
         return max(counts, key=lambda kind: counts[kind])
 
     def segments(self) -> list[dict[str, Any]]:
-        """The run's time in pieces: kind, start and seconds; what is left over was spent in the model."""
+        """Return the timeline as segments (kind, start, seconds); time in the model has the kind `answered_by`."""
         sliver = max(SHORT_WAIT, _SLIVER * self.seconds)
         stretches = [self._span(event) for event in self.events if event.kind == "originals"]
-        # A moment of tracing between two calls that wait for code is a part of their stretch.
+        # A short trace between two calls that wait for code is part of their stretch.
         waits = [
             (since, until, kind)
             for since, until, kind in sorted(map(self._span, (*self.waits, *self.beside)))
@@ -139,18 +139,18 @@ class Run:
                 merged.append({"kind": kind, "start": begun, "seconds": end - begun})
             at = end
         compiles = self.counts.get("region_compiles", 0) or not self.counts.get("verifications", 0)
-        if self.came or self.ran_originals or not compiles:  # code that came otherwise is compared
+        if self.came or self.ran_originals or not compiles:  # it compiled nothing, only compared
             merged = [{**each, "kind": "check"} if each["kind"] == "compile" else each for each in merged]
         return merged[:_MAX_SEGMENTS]
 
     def _span(self, event: Event) -> tuple[float, float, str]:
-        """From when to when in the run, in seconds, and the kind."""
+        """Return an event's start and end, in seconds from the start of the run, and its kind."""
         end = min(max(event.at - self.started, 0.0), self.seconds)
         return max(end - event.seconds, 0.0), end, event.kind
 
 
 def together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The changes of several stretches of time, as `Stats.since` says those of one."""
+    """Merge the changes of several periods, each as `Stats.since` returns it."""
     names = parts[0]["counts"] if parts else ()
     return {
         "counts": {name: sum(part["counts"][name] for part in parts) for name in names},
@@ -162,12 +162,12 @@ def together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def without(changes: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes of a sampling run without those of its ControlNets, and their waits as those `beside` it."""
+    """Return a sampling run's changes without those of its ControlNets, whose waits become `beside`."""
     return {
         "counts": {name: value - others["counts"].get(name, 0) for name, value in changes["counts"].items()},
         "waited": max(changes["waited"] - others["waited"], 0.0),
         "bypasses": dict(Counter(changes["bypasses"]) - Counter(others["bypasses"])),
-        # Calls that ran originals stay: the timeline has both, without a gap at each step.
+        # Events of kind originals stay: the timeline shows both models' events, without a gap at each step.
         "events": tuple(
             event for event in changes["events"] if event not in others["events"] or event.kind == "originals"
         ),
@@ -177,19 +177,19 @@ def without(changes: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, 
 
 
 def size_text(width: int, height: int, batch: int) -> str:
-    """For people: "384x256, batch 2". In pixels; batch: the user's images."""
+    """Return a size for users: "384x256, batch 2". In pixels; batch: the user's images."""
     size = f"{width}x{height}"
     return Text("{size}, batch {batch}", size=size, batch=batch) if batch > 1 else size
 
 
 def sides_in(text: str) -> tuple[int, int] | None:
-    """(width, height) in pixels of a `size_text`; None for another text."""
+    """Return (width, height), in pixels, of a `size_text`; None for another text."""
     match = _SIZE.match(text)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def time_text(seconds: float) -> str:
-    """For people: "96 ms", "0.24 s", "83.3 s"."""
+    """Return a duration for users: "96 ms", "0.24 s", "83.3 s"."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
     return f"{seconds:.1f} s"

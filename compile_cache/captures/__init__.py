@@ -1,1 +1,1 @@
-"""The captures of a process: kept within a budget, made, and refused with a reason."""
+"""The captures of a process: made, kept within a budget, and refused with a reason."""

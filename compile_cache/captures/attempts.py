@@ -1,7 +1,7 @@
-"""Attempts to capture calls. This file alone makes captures, and keeps and words the reasons why one is not made.
+"""Attempts to capture calls. Only this module makes captures, and keeps and words the reasons why one is not made.
 
-Three refusals are raised elsewhere: over budget and no gain by the recording, weights not resident by `Weights.pin`.
-What forbids a capture from outside the cache comes with the call, in `Call.policy`.
+Three refusals arise elsewhere: over budget and no gain in the recording, weights not resident in `Weights.pin`. The
+reasons from outside the cache come with the call, in `Call.policy`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 NOT_RESIDENT = BypassReason(
     BypassCode.STREAMED_WEIGHTS, "the weights do not all fit into free memory, so blocks get theirs one by one"
 )
-LEAST_HOST_SHARE = 0.5  # below that the host is far ahead of the GPU: a capture gains less than 3 percent
-_GAIN_SECONDS = 7 * 24 * 3600.0  # then it is measured again: another program may have kept the GPU busy
-_CHECK_SECONDS = 1.0  # between two looks at the device's memory
-_RETRY_SECONDS = 300.0  # then a capture that found no memory is tried again, whatever is free
-_MORE = 256 << 20  # so many bytes more must be within reach to try before
-_AMPLE = 8 << 30  # with so much beside the weights, a call's own need for memory is not measured first
+LEAST_HOST_SHARE = 0.5  # below it the host is far ahead of the GPU: a capture gains less than 3 percent
+_GAIN_SECONDS = 7 * 24 * 3600.0  # until the gain is measured again: another program may have kept the GPU busy
+_CHECK_SECONDS = 1.0  # between two checks of the device's memory
+_RETRY_SECONDS = 300.0  # until a capture that ran out of memory is retried, however much is free
+_MORE = 256 << 20  # bytes: an earlier retry needs this much more within reach
+_AMPLE = 8 << 30  # bytes: if this much is free beside the weights, a call's own memory is not measured first
 _MOST_CALLS = 4096  # states that are kept
 
 
@@ -46,28 +46,28 @@ _MOST_CALLS = 4096  # states that are kept
 class CallState:
     """The state of one call's captures.
 
-    Out of memory is temporary, and applies to every weights epoch, since each load needs as much. Any other failure is
-    permanent, for its weights epoch. Times are of the monotonic clock.
+    Out of memory is temporary and applies to every weights epoch, because each load needs as much. Any other failure is
+    permanent for its weights epoch. Times are of the monotonic clock.
     """
 
     reason: BypassReason | None = None  # why it is not captured
-    epoch: int | None = None  # in which that holds for good; None: while memory is short
-    reach: int = 0  # bytes that were within reach then
+    epoch: int | None = None  # the weights epoch of a permanent reason; None: memory is short
+    reach: int = 0  # bytes that were within reach when the reason arose
     check_at: float = 0.0
     retry_at: float = 0.0
     unexpected_out_of_memory: bool = False  # the weights did not fit once, though there seemed to be room
-    worked_in: int = 0  # bytes that a run of it allocated at once, at most
-    needed: int = 0  # bytes that a refused capture would work in
-    name: str = ""  # among the calls that gain nothing, by its graph, the torch flags and the tier
-    host_share: float | None = None  # of a run that gained nothing, as this process measured it
+    worked_in: int = 0  # peak bytes that a run of the call allocated
+    needed: int = 0  # workspace bytes of a refused capture
+    name: str = ""  # its key among the calls that gain nothing: a digest of graph, torch flags and tier
+    host_share: float | None = None  # of a run that gained nothing, if this process measured it
 
 
 class CaptureAttempts:
     """Puts captures into `captures`, or refuses them with a reason. GraphCache's lock guards it."""
 
     def __init__(self, captures: Captures, stats: Stats, config: CacheConfig, reach: Reach = free_bytes) -> None:
-        """reach: see `free_bytes`, with the bytes of weights that could be unloaded: what is merely free rises as soon
-        as another model has pushed weights out, though the next capture needs them again.
+        """reach: see `free_bytes`, plus the bytes of weights that could be unloaded. Free memory alone grows as soon as
+        another model evicts weights, but the next capture needs these weights again.
         """
         self._captures, self._stats, self._spare, self._reach = captures, stats, config.spare_bytes, reach
         self._states: dict[CaptureKey, CallState] = {}  # by `of_any_epoch`
@@ -86,10 +86,10 @@ class CaptureAttempts:
             state = self._states[call] = CallState()
         return state
 
-    # --- asked before a call -----------------------------------------------------------------------------------
+    # --- queries before a call ---------------------------------------------------------------------------------
 
     def reason(self, key: CaptureKey) -> BypassReason | None:
-        """Why a call is not captured now; None if nothing is known against it."""
+        """Return why a call is not captured now; None if no reason is known."""
         state = self._states.get(key.of_any_epoch) if self._states else None
         if state is None or state.reason is None or state.epoch not in (None, key.epoch):
             return None
@@ -100,8 +100,8 @@ class CaptureAttempts:
         return state.reason
 
     def gains_nothing(self, key: CaptureKey) -> bool:
-        """True if the GPU is busy all the time without a capture of this call, as this process or an earlier one on
-        this machine measured less than a week ago. That is no bypass.
+        """True if the GPU is busy all the time even without a capture of this call: this or an earlier process on this
+        machine measured so less than a week ago. That is no bypass.
         """
         if self._gpu_bound.is_empty(key.device):
             return False
@@ -114,12 +114,12 @@ class CaptureAttempts:
         return is_known
 
     def host_share(self, key: CaptureKey) -> float | None:
-        """How much of a call's time keeps the host busy; None if that is unknown, or all."""
+        """Return the share of a call's time that keeps the host busy; None if it is unknown, or all of the time."""
         known = self.gains_nothing(key)
         return (self._state(key).host_share or LEAST_HOST_SHARE) if known else None
 
     def may_bring_in(self, key: CaptureKey, pages: int, to_capture: bool) -> bool:
-        """True if all weights of a call are to be brought in: so many bytes, which may push out those of others."""
+        """True if all weights of a call, `pages` bytes, should be loaded, which may evict other models' weights."""
         reason = self.reason(key)
         if reason is not None and reason.code in (BypassCode.OUT_OF_MEMORY, BypassCode.STREAMED_WEIGHTS):
             return False
@@ -129,19 +129,19 @@ class CaptureAttempts:
         return True
 
     def _fits(self, key: CaptureKey, pages: int) -> bool:
-        """True if so many bytes of weights can be there, beside what a capture of the call needs, as far as known."""
+        """True if `pages` bytes of weights fit beside the memory that a capture of the call needs, as far as known."""
         reach = self._reach(key.device)
         return not reach or reach >= pages + room_for(self._state(key).worked_in) + self._spare
 
     def is_measured_first(self, call: Call, key: CaptureKey) -> bool:
-        """True if pages might be pinned that the call then lacks for itself: it runs once as it is, to find out."""
+        """True if pinned pages might leave the call too little memory: it first runs once eagerly, to measure it."""
         if not (call.is_behind and call.weights.pages) or self._state(key).worked_in:
             return False
         return 0 < self._reach(key.device) < call.weights.bytes + _AMPLE
 
     @contextmanager
     def measured(self, call: Call, key: CaptureKey) -> Iterator[None]:
-        """Note what a run takes without all pages. If that is less than was known, they may fit beside it now."""
+        """Record the memory of a run without all pages. If it is less than known before, they may fit beside it now."""
         if not (call.is_behind and call.weights.pages):
             yield
             return
@@ -155,16 +155,16 @@ class CaptureAttempts:
     # --- the capture -------------------------------------------------------------------------------------------
 
     def capture(self, program: Program, call: Call, key: CaptureKey, result: Any, why: str, cost: RunCost) -> float:
-        """Capture a call whose run gave `result`. cost: of that run. Returns the seconds that the capture took.
+        """Capture a call whose run returned `result`. cost: of that run. Returns the capture's seconds.
 
-        Raises only what cancels.
+        Raises only cancellations.
         """
         started = self._stats.clock()
         captures, state = self._captures, self._state(key)
         state.worked_in = cost.bytes
         captures.drop_stale(key.owner, call.epoch)
         room = captures.room_to_work_in(_bytes_of(call, result), call.device)
-        if state.needed > room:  # no rehearsal again
+        if state.needed > room:  # do not rehearse again
             self._over_budget(key, state.needed, room)
             return 0.0
         if call.weights.pages and not self._fits(key, call.weights.bytes):
@@ -185,7 +185,7 @@ class CaptureAttempts:
             return 0.0
         seconds = self._stats.clock() - started
         grown = captures.shared_bytes()
-        too_large = grown > max(captures.budget, shared)  # its memory grew by more than was measured
+        too_large = grown > max(captures.budget, shared)  # the pool grew by more than was measured
         mixed = program.ran_originals and program.ran_compiled
         if too_large or not captures.put(key, graph, graph.bytes, mixed):
             size = graph.bytes
@@ -198,11 +198,11 @@ class CaptureAttempts:
         self._stats.counters.evictions = captures.evictions
         return seconds
 
-    # --- told by what failed -----------------------------------------------------------------------------------
+    # --- reports of failures -----------------------------------------------------------------------------------
 
     def not_resident(self, key: CaptureKey, pages: int) -> None:
-        """The weights, so many bytes, did not all fit, or cannot. They are asked for again when more memory is within
-        reach; where there seemed to be enough, once more before.
+        """Record that the weights, `pages` bytes, did not or will not all fit. They are tried again when more memory is
+        within reach; if there seemed to be enough memory, once more before that.
         """
         if not self._reach(key.device):
             return
@@ -216,12 +216,12 @@ class CaptureAttempts:
         self._refuse(key, BypassCode.CAPTURE_FAILED, f"the replay of {key.shape} failed: {first_line(error)}")
 
     def out_of_memory(self, key: CaptureKey) -> None:
-        """A call or its replay found no memory, and captures were freed for it."""
+        """Record that a call or its replay ran out of memory, so that captures were freed."""
         detail = f"out of memory at {key.shape}; captures were freed"
         self._refuse(key, BypassCode.OUT_OF_MEMORY, detail, passes=True)
 
     def _capture_failed(self, key: CaptureKey, error: Exception, room: int) -> None:
-        """`Program.capture` raised. room: see `_over_budget`."""
+        """Record that `Program.capture` raised. room: see `_over_budget`."""
         if isinstance(error, NoGainError):
             self._state(key).host_share = error.host_share
             self._gpu_bound.set(key.device, _name(self._state(key), key), time.time())
@@ -229,14 +229,14 @@ class CaptureAttempts:
         elif isinstance(error, OverBudgetError):
             self._state(key).needed = error.bytes
             self._over_budget(key, error.bytes, room)
-        else:  # something may have been recorded
+        else:  # part of the graph may have been recorded
             release_graph_memory()
             logger.debug("Resolute: the capture of %s failed", key.shape, exc_info=error)
             passes = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
             self._refuse(key, BypassCode.CAPTURE_FAILED, first_line(error), passes)
 
     def _over_budget(self, key: CaptureKey, size: int, room: int = 0) -> None:
-        """room: bytes that it may work in; above the budget it is a share of the device, see `room_to_work_in`."""
+        """room: bytes of its workspace; if above the budget, it is a share of the device, see `room_to_work_in`."""
         budget = self._captures.budget
         detail = f"a capture of {key.shape} takes {size >> 20} MiB, more than "
         if room > budget:
@@ -246,7 +246,7 @@ class CaptureAttempts:
         self._refuse(key, BypassCode.OVER_BUDGET, detail, passes=True)
 
     def _refuse(self, key: CaptureKey, code: BypassCode, detail: str, passes: bool = False) -> None:
-        """passes: the reason is a lack of memory."""
+        """Record and count a refusal. passes: it is temporary, a lack of memory."""
         reason = BypassReason(code, detail)
         if passes:
             self._wait_for_memory(key, reason)
@@ -266,23 +266,23 @@ class CaptureAttempts:
         if self._stats.bypass(reason):
             logger.info("Resolute: %s", reason)
 
-    # --- told by what changed ----------------------------------------------------------------------------------
+    # --- reports of changes ------------------------------------------------------------------------------------
 
     def memory_was_freed(self) -> None:
-        """Captures were closed: try again what there was no memory for."""
+        """Captures were closed: retry the captures that lacked memory."""
         for state in self._states.values():
             if state.epoch is None:
                 state.reason = None
 
     def retry_all(self, measured: bool) -> None:
-        """Let every call be captured again. measured: also those that gained nothing from it."""
+        """Let every call be captured again. measured: also calls that gained nothing from a capture."""
         for state in self._states.values():
             state.reason, state.unexpected_out_of_memory, state.needed = None, False, 0
         if measured:
             self._gpu_bound.clear()
 
     def forget(self, owner: int) -> None:
-        """A module was garbage collected. What gains nothing holds for the next one with its structure too."""
+        """Forget a garbage-collected module. Calls that gain nothing are kept for the next module of its structure."""
         self._states = {call: state for call, state in self._states.items() if call.owner != owner}
 
 
@@ -293,6 +293,6 @@ def _name(state: CallState, key: CaptureKey) -> str:
 
 
 def _bytes_of(call: Call, result: Any) -> int:
-    """Bytes of the buffers that a capture of this call will have."""
+    """Return the bytes of the buffers that a capture of this call will have."""
     leaves = (*call.tensors, *pytree.tree_leaves(result))
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -18,12 +18,12 @@ from ..keys import ANY_EPOCH, CaptureKey, GraphKey, Tier
 
 _KEPT = 32 << 20  # bytes of captures that stay when all models are unloaded
 
-Reach = Callable[[str], int]  # the bytes that a device ("cuda:0") could give; 0 if that is unknown
+Reach = Callable[[str], int]  # returns the bytes that a device ("cuda:0") could provide; 0 if unknown
 
 
 def free_bytes(device: str) -> int:
-    """Bytes that a device ("cuda:0") could give; 0 where that is unknown. Among them is what torch keeps unused, and
-    what the driver keeps for graphs, in which the next capture works too.
+    """Return the bytes that a device ("cuda:0") could provide; 0 if unknown. They include torch's unused cached memory
+    and the driver's memory of graphs, which the next capture uses as its workspace too.
     """
     if not device.startswith("cuda"):
         return 0
@@ -39,7 +39,7 @@ def capture_key(program: Program, call: Call, tier: Tier = Tier.COMPILED) -> Cap
 
 @dataclass(slots=True)
 class Entry:
-    """A capture. is_mixed: originals and compiled code ran in it. watch: of its first replay."""
+    """A capture. is_mixed: it contains originals and compiled code. watch: times its first replay."""
 
     value: Graph
     bytes: int
@@ -49,15 +49,15 @@ class Entry:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as without a capture a replay is; None if that is not known, or not yet."""
-        uncaptured = getattr(self.value, "uncaptured_seconds", 0.0)  # OneFlow's graphs know none
+        """The speed-up of a replay over the call without a capture; None if it is not known, or not yet."""
+        uncaptured = getattr(self.value, "uncaptured_seconds", 0.0)  # OneFlow's graphs lack it
         seconds = self.watch.seconds(wait=False) if self.watch is not None else None
         return uncaptured / seconds if uncaptured and seconds else None
 
 
 class Captures:
-    """Captures by key, the least recently used first, each closed when it leaves. GraphCache's lock guards all but the
-    reports; they take a lock of its own that is never held for long, because they must not wait for a forward.
+    """Captures by key, the least recently used first; each is closed when it is removed. GraphCache's lock guards all
+    methods but the reports. These take a separate lock, held only briefly, because they must not wait for a forward.
     """
 
     def __init__(self, budget: int) -> None:
@@ -85,18 +85,18 @@ class Captures:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of the captures that cannot be evicted now, without what captures share."""
+        """Bytes of the captures that cannot be evicted now, without the shared pool."""
         return sum(entry.bytes for key, entry in self if self._is_pinned(key))
 
     def _is_pinned(self, key: CaptureKey) -> bool:
         return key.epoch == ANY_EPOCH or key in self._sessions.get(key.owner, ())
 
     def shared_bytes(self) -> int:
-        """Bytes of the shared pool that eviction cannot free. What can be released before is no reason to evict one."""
+        """Return the bytes of the shared pool; 0 if it can be released without evicting a capture."""
         return 0 if is_trimmable() else pool_bytes()
 
     def get(self, key: CaptureKey) -> Entry | None:
-        """The capture, counted as a hit and now the most recently used, or None."""
+        """Return the capture, counted as a hit and now the most recently used, or None."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -110,14 +110,14 @@ class Captures:
         return [key for key, _ in self if key.tier is Tier.ORIGINAL and key.owner == owner]
 
     def put(self, key: CaptureKey, graph: Graph, size: int, is_mixed: bool = False) -> bool:
-        """Keep a capture of `size` bytes; others are evicted. Returns False if it does not fit beside the pinned ones.
+        """Keep a capture of `size` bytes; evict others. Returns False if it does not fit beside the pinned ones.
 
         is_mixed: see `Entry`.
         """
         self.discard(key)
         if self.pinned_bytes + size > self.budget:
             return False
-        self.trim(self.budget - size + self.shared_bytes())  # evicting one frees nothing of what they share
+        self.trim(self.budget - size + self.shared_bytes())  # an eviction frees no shared memory
         with self._lock:
             self._entries[key] = Entry(graph, size, is_mixed)
         return True
@@ -143,11 +143,11 @@ class Captures:
             entry.value.close()
 
     def room_to_work_in(self, buffers: int, device: str) -> int:
-        """Bytes that a replay may work in, if its capture has buffers of so many bytes.
+        """Return the limit of a replay's workspace, in bytes, if its capture has buffers of `buffers` bytes.
 
-        It works in the memory that captures share. What they hold already is free for it; more must fit into the budget
-        beside the buffers of the captures in use. If it can be released when a run ends (`keep_to_budget`), it is no
-        more than the run would take without a capture, so three quarters of the device are allowed.
+        The workspace is the pool that captures share. A replay may use all of the present pool; more must fit into the
+        budget beside the buffers of pinned captures. If a pool can be released when a run ends (`keep_to_budget`), it
+        is no more than the run would need without a capture, so three quarters of the device are allowed.
         """
         if is_trimmable():
             return max(self.budget, torch.cuda.mem_get_info(device)[1] // 4 * 3)
@@ -155,28 +155,28 @@ class Captures:
 
     @property
     def held_bytes(self) -> int:
-        """All bytes of the device that captures hold now."""
+        """All device bytes that captures occupy now."""
         buffers = sum(entry.bytes for _, entry in self)
         return buffers + pool_bytes() if len(self) else 0
 
     def held_by_device(self) -> dict[str, int]:
-        """The same for each device that has captures ("cuda:0")."""
+        """Return `held_bytes` of each device that has captures ("cuda:0")."""
         buffers = Counter[str]()
         for key, entry in self:
             buffers[key.device] += entry.bytes
         return {device: size + pool_bytes(torch.device(device).index) for device, size in buffers.items()}
 
     def keep_to_budget(self) -> None:
-        """If captures hold more than the budget, release what they only work in. Not while a sampling run replays them:
-        it would need it again in the next step."""
+        """If captures exceed the budget, release their workspace. Not during a sampling run, whose next step would need
+        it again."""
         if not self._sessions and len(self) and is_trimmable() and self.held_bytes > self.budget:
             release_graph_memory()
 
     def give_back(self, everything: bool) -> int:
-        """Release what captures work in. Returns the bytes that were given back.
+        """Release the workspace of captures. Returns the bytes that were given back.
 
-        If that cannot be done while they live, it closes those that no session uses, but only for `everything`: they
-        cost more than other memory. With `everything` it also closes the oldest until the rest hold _KEPT.
+        If it cannot be released while captures live, only `everything` closes the captures that no session uses: they
+        cost more than other memory. `everything` also closes the oldest until the rest occupy _KEPT.
         """
         before = self.held_bytes
         if is_trimmable():
@@ -187,8 +187,8 @@ class Captures:
         return before - self.held_bytes
 
     def free(self, wanted: int | None) -> int:
-        """Free so many bytes, or with None all: first what captures only work in, then the oldest captures that no
-        session uses. Returns the bytes freed."""
+        """Free `wanted` bytes, or all if None: first the workspace, then the oldest captures that no session uses.
+        Returns the bytes freed."""
         before = self.held_bytes
         if wanted is not None and is_trimmable():
             release_graph_memory()
@@ -199,13 +199,13 @@ class Captures:
         return before - self.held_bytes
 
     def released(self) -> None:
-        """Captures were closed: give their memory back to the device."""
+        """Give the memory of closed captures back to the device."""
         release_graph_memory()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
     def report(self, size_of: Callable[[GraphKey], str]) -> dict[str, Any]:
-        """Plain data: the bytes in use, their limit, and each capture. size_of: what a graph computes for the user."""
+        """Return plain data: the bytes in use, their limit, and each capture. size_of: a graph's size for the user."""
         entries = [
             {
                 **key.graph.plain(),
@@ -219,11 +219,11 @@ class Captures:
         return {"bytes": self.held_bytes, "budget_bytes": self.budget, "entries": entries}
 
     def open_session(self, owner: int) -> None:
-        """A sampling run of a module starts. A run that was never closed (cancelled) ends."""
+        """Start a sampling run of a module. An earlier run that was never closed (cancelled) ends."""
         self._sessions[owner] = set()
 
     def close_session(self, owner: int) -> None:
-        """The sampling run is over: its captures may be evicted again."""
+        """End the sampling run: its captures may be evicted again."""
         self._sessions.pop(owner, None)
 
     def pin_for_session(self, key: CaptureKey) -> None:
@@ -233,14 +233,14 @@ class Captures:
             session.add(key)
 
     def forget(self, owner: int) -> None:
-        """Drop everything of a module that was garbage collected."""
+        """Drop the captures of a module that was garbage collected."""
         self.close_session(owner)
         for key, _ in self:
             if key.owner == owner:
                 self.discard(key)
 
     def drop_stale(self, owner: int, epoch: int) -> None:
-        """Drop the module's captures that read addresses where its weights no longer are."""
+        """Drop the module's captures that read former addresses of its weights and cannot be refreshed."""
         for key, entry in self:
             if key.owner != owner or key.epoch == epoch:
                 continue

@@ -1,8 +1,8 @@
-"""The tiers of captures, as in the JIT of a language: originals are captured at once, compiled code after them.
+"""The tiers of captures, as in a JIT compiler: originals are captured at once, compiled code after them.
 
-The first tier replays the application's own code where regions have none yet. When all code of such a call is there
-and was compared, its capture goes, and the next call is captured anew. That happens where a sampling run begins, never
-between two of its steps.
+The first tier replays the application's own code for regions that are not compiled yet. When all code of such a call
+is ready and was compared, its capture is discarded, and the next call is captured again. That happens at the start of a
+sampling run, never between two of its steps.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Tiers:
         """is_left_alone: compiled code of the call was measured to be slower, so its originals stay captured."""
         self._captures, self._is_left_alone = captures, is_left_alone
         self._to_compare: set[CaptureKey] = set()  # captures whose call compares code, once in this sampling run
-        self._swapped: set[CaptureKey] = set()  # those of the second tier that replace one of the first
+        self._swapped: set[CaptureKey] = set()  # second-tier captures that replace a first-tier one
 
     def begin_run(self, program: Program) -> None:
-        """A sampling run begins: let captures go whose code is all there now."""
+        """Start a sampling run: discard first-tier captures whose code is all ready now."""
         self._to_compare = {key for key in self._to_compare if key.owner != program.owner}
         for key in self._captures.of_first_tier(program.owner):
             if self._is_left_alone(key):
@@ -38,10 +38,10 @@ class Tiers:
                 self._to_compare.add(key)
 
     def key_of(self, program: Program, call: Call, compiled: CaptureKey) -> CaptureKey:
-        """The key in the tier that the call is answered in. compiled: that of the second tier.
+        """Return the key in the tier that answers the call. compiled: the key in the second tier.
 
-        A warm-up, and any other call that waits for its code, is never answered by the first tier, unless its
-        originals are faster. One whose capture another program made runs once, so that this one knows what it lacks.
+        A warm-up, and any other call that waits for its code, is never answered by the first tier, unless its originals
+        are faster. If another program made a call's capture, the call runs once, to learn which code this one lacks.
         """
         original = _of(compiled, Tier.ORIGINAL)
         if call.policy.runs is Runs.ORIGINALS:
@@ -55,23 +55,23 @@ class Tiers:
 
     @staticmethod
     def key_that_ran(program: Program, call: Call, key: CaptureKey) -> CaptureKey:
-        """The key of the call that `program.run` has just answered: what lacked code shows only then."""
+        """Return the key of the call that `program.run` has just answered: missing code shows only then."""
         return _of(key, Tier.ORIGINAL if program.ran_originals or call.policy.runs is Runs.ORIGINALS else Tier.COMPILED)
 
     def captured(self, call: Call, key: CaptureKey) -> None:
-        """The call is captured: where a run begins, the second tier takes the place of the first."""
+        """Record that the call was captured: at the start of a run, the second tier replaces the first."""
         if call.begins_run and key.tier is Tier.COMPILED:
             self._captures.discard(_of(key, Tier.ORIGINAL))
 
     def compares(self, key: CaptureKey) -> bool:
-        """In place of its replay the call runs once, to compare code that came."""
+        """True if the call runs once in place of its replay, to compare code that has become ready."""
         return key in self._to_compare
 
     def compared(self, key: CaptureKey) -> None:
         self._to_compare.discard(key)
 
     def why(self, key: CaptureKey) -> str:
-        """Why a call is captured now, if its tier says so; once."""
+        """Return why a call is captured now, if its tier is the reason; empty from the second time on."""
         if key not in self._swapped:
             return ""
         self._swapped.discard(key)

@@ -1,1 +1,1 @@
-"""Choices that measurements on this machine made, kept on disk."""
+"""Choices that are measured on this machine and kept on disk."""

@@ -1,4 +1,4 @@
-"""The machine that a measured time belongs to."""
+"""The machine on which a time was measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..torch_facts.private_names import driver_version
 
 
 def machine_of(device: str) -> tuple[str, ...]:
-    """A device ("cuda:0") and the versions that the times of its kernels depend on."""
+    """Return a device's name ("cuda:0") or GPU model, and the versions that the times of its kernels depend on."""
     if not device.startswith("cuda"):
         return (device, str(torch.__version__))
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
@@ -23,6 +23,6 @@ def machine_of(device: str) -> tuple[str, ...]:
 
 
 def host() -> tuple[str, ...]:
-    """The host, and ComfyUI's options: how long it takes to launch kernels depends on both."""
+    """Return the host, and the names of ComfyUI's options: the time to launch kernels depends on both."""
     options = sorted(word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--"))  # not ports and paths
     return (platform.system(), platform.machine(), str(os.cpu_count()), platform.python_version(), *options)

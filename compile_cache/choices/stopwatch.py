@@ -1,4 +1,4 @@
-"""The seconds that a device works on what the host asks of it, and the cost of one run of a forward."""
+"""Time the work that the host launches on a device, and measure the cost of one forward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Stopwatch:
-    """Two events on the current stream of a GPU, the first one now. The host goes on meanwhile."""
+    """Two events on the current stream of a GPU; the first is recorded now. The host does not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -26,7 +26,7 @@ class Stopwatch:
             self._events[number].record()
 
     def seconds(self, wait: bool) -> float | None:
-        """After `stop`; None if the device is not there yet. wait: for it."""
+        """Return the seconds between the two events, after `stop`; None if the second is pending. wait: wait for it."""
         before, after = self._events
         if wait:
             after.synchronize()
@@ -41,30 +41,30 @@ def stopwatch_on(device: torch.device) -> Stopwatch | None:
 
 @dataclass
 class RunCost:
-    """bytes: what the run allocated at once, at most; 0 if that is unknown (on the CPU).
-    host_seconds: until the host had launched all of the run. watch: times the GPU; None on the CPU."""
+    """bytes: peak of the run's allocations; 0 if it is unknown (on the CPU).
+    host_seconds: until the host had launched the whole run. watch: times the GPU; None on the CPU."""
 
     bytes: int = 0
     host_seconds: float = 0.0
     watch: Stopwatch | None = None
 
     def host_share(self) -> float:
-        """The host's seconds as a share of those of the GPU, which this waits for; 1.0 if they are unknown.
+        """Return the host's seconds as a share of the GPU's; 1.0 if they are unknown. Waits for the GPU.
 
-        At 1.0 or more the GPU waited for the host, and a capture, which launches at once, is faster. A small share says
-        that the GPU was busy all the time. A first run has a high one in any case: the host loads kernels.
+        At 1.0 or more the GPU waited for the host, and a capture, which is a single launch, is faster. A small share
+        means that the GPU was busy all the time. A first run always has a high share, because the host loads kernels.
         """
         seconds = self.seconds()
         return self.host_seconds / seconds if seconds else 1.0
 
     def seconds(self) -> float:
-        """Of the GPU, with its waits for the host; 0.0 if they are unknown. Waits for it."""
+        """Return the GPU's seconds, including its waits for the host; 0.0 if they are unknown. Waits for the GPU."""
         return (self.watch.seconds(wait=True) or 0.0) if self.watch is not None else 0.0
 
 
 @contextlib.contextmanager
 def cost_of_run(device: str) -> Iterator[RunCost]:
-    """Measure a run on the current stream of a device ("cuda:0"): what it takes beside what was allocated before."""
+    """Measure a run on the current stream of a device ("cuda:0"). Memory allocated before does not count."""
     if not device.startswith("cuda"):
         yield RunCost()
         return

@@ -2,8 +2,8 @@
 
     FOLDER/<machine>.json    the machine, and (key, value) of each entry, the oldest first
 
-Two starts choose alike, and so compute the same picture. No call fails because of this data: a file that is damaged,
-of another machine or of another format counts as empty.
+After a restart the choices are the same, and so are the images. No call fails because of this data: a file that is
+damaged, of another machine or of another format counts as empty.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _MOST = 1024  # entries
 class Trial:
     """The candidates that were measured for one key, the preferred one first.
 
-    seconds: of the fastest run of each that could run. runs: that were timed; failed: why a candidate cannot run.
-    chosen: the candidate that runs; empty before that is known.
+    seconds: the fastest run of each candidate that works. runs: its number of timed runs; failed: why a candidate
+    cannot run. chosen: the candidate to run; empty until it is known.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -42,19 +42,19 @@ class Trial:
     chosen: str = ""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for runs without seconds, as a damaged file may have them."""
+        """Raises ValueError for runs without seconds, which a damaged file may contain."""
         if untimed := self.runs.keys() - self.seconds.keys():
             raise ValueError(f"runs of {untimed} without their seconds")
 
     def with_run(self: T, candidate: str, seconds: float) -> T:
-        """The trial after one more run of a candidate. Its fastest run counts: another program may use the GPU."""
+        """Return the trial after one more run of a candidate. Its fastest run counts: others may use the GPU too."""
         best = min(seconds, self.seconds.get(candidate, seconds))
         runs = {**self.runs, candidate: self.runs.get(candidate, 0) + 1}
         return replace(self, seconds={**self.seconds, candidate: best}, runs=runs)
 
     def fastest(self, margin: float = 1.0) -> str:
-        """The fastest candidate, or the first one unless another takes less than `margin` of its seconds. Empty if
-        none was measured.
+        """Return the first candidate, or the fastest one if it takes at most `margin` of the first one's seconds. Empty
+        if none was measured.
         """
         first = next(iter(self.seconds), "")
         best = min(self.seconds, key=lambda name: self.seconds[name], default="")
@@ -67,8 +67,8 @@ class Tuner(Generic[K, V]):
     def __init__(
         self, what: str, key: Any, value: Any, folder: Path | None, machine: Callable[[str], tuple[str, ...]]
     ) -> None:
-        """what: is kept, for people. key, value: their types, see `codec.decoded`. folder: None keeps nothing on disk.
-        machine: all that the times on a device depend on, see `machine_of`.
+        """what: the plural name of the entries, for log lines. key, value: their types, see `codec.decoded`. folder:
+        None keeps nothing on disk. machine: everything that times on a device depend on, see `machine_of`.
         """
         self._what, self._kinds, self._folder, self._machine = what, (key, value), folder, machine
         self._lock = threading.RLock()
@@ -82,7 +82,7 @@ class Tuner(Generic[K, V]):
         return not self._on(device)
 
     def set(self, device: str, key: K, value: V, save: bool = True) -> None:
-        """The oldest entry goes if there are too many. save: write the file now."""
+        """Keep a result, and evict the oldest one if there are too many. save: write the file now."""
         with self._lock:
             entries = self._on(device)
             entries.pop(key, None)
@@ -99,7 +99,7 @@ class Tuner(Generic[K, V]):
                 self._write(device)
 
     def clear(self) -> None:
-        """Forget the results of all devices that this process used, also those of earlier processes."""
+        """Forget all results for the devices that this process used, including those of earlier processes."""
         with self._lock:
             for device, entries in self._entries.items():
                 if entries:
@@ -107,13 +107,13 @@ class Tuner(Generic[K, V]):
                     self._write(device)
 
     def save(self) -> None:
-        """Write what was set without `save`."""
+        """Write the results that were set without `save`."""
         with self._lock:
             for device in self._entries:
                 self._write(device)
 
     def on(self, device: str) -> list[tuple[K, V]]:
-        """The entries of a device, the oldest first."""
+        """Return the entries of a device, the oldest first."""
         return list(self._on(device).items())
 
     def __iter__(self) -> Iterator[tuple[str, K, V]]:

@@ -1,11 +1,11 @@
-"""Which calls are faster as they are: measured on the device that runs them, by calls that come anyway.
+"""Choose compiled or eager for whole calls, by timing the calls of prompts on the device that runs them.
 
-A region may be faster by itself and its module slower with it: it gives its result in another layout, and what comes
-after it copies that. And a card may be faster with torch's own kernels. So whole calls are compared, and from then on
-a size class runs the faster way. Nothing runs twice, and no call needs more memory than one of the two ways alone.
+A region may be faster by itself and yet slow its module down: it returns its result in another layout, which the next
+operation copies. And a GPU may be faster with torch's own kernels. So whole calls are compared, and from then on a size
+class runs the faster way. Nothing runs twice, and no call needs more memory than one of the two ways alone.
 
-Where it is not known beforehand which way is faster, calls run compiled and eager in turn. Others are compared as they
-come: originals run while their code is being compiled, and compiled code follows them.
+If either way may be faster, calls run compiled and eager in turn. Other calls are compared in passing: originals run
+while their code is being compiled, and compiled code follows them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .tuner import Trial, Tuner
 
 logger = logging.getLogger(__name__)
 
-# So many runs of a way are timed, and its fastest counts: a first one may load kernels, and another program may keep
-# the GPU busy. Runs that come anyway cost nothing, so more of them count.
+# The number of timed runs of a way. The fastest counts: a first one may load kernels, and another program may keep the
+# GPU busy. Runs that are timed in passing cost nothing, so more of them count.
 _RUNS_IN_TURN = 2
 _LEAST_ORIGINALS, _MOST_ORIGINALS, _COMPILED = 4, 16, 12
-_VERSION = "2"  # of the form in which comparisons are kept
-_MOST_LOSS = 1.02  # of the original's seconds: a call that is compared as it comes stays compiled up to that
-_MOST_RUNS = 16  # that wait for the device
-_WAITED = 0.02  # a call of which a larger share went to compiling, loading or capturing is not timed
+_VERSION = "2"  # of the stored form of comparisons
+_MOST_LOSS = 1.02  # of the original's seconds: a call that is compared in passing stays compiled up to that
+_MOST_RUNS = 16  # runs whose times are pending on the device
+_WAITED = 0.02  # a call that spent a larger share on compiling, loading or capturing is not timed
 
 _BEING_COMPARED = BypassReason(
     BypassCode.NOT_FASTER, "this call runs eagerly, to measure whether compiled code is faster on this device"
@@ -49,10 +49,10 @@ COMPILED, ORIGINAL = "compiled", "original"
 
 @dataclass(frozen=True)
 class Size:
-    """A key of a comparison. size_class: see `_size_class`. graph: a digest of the key of its calls. model, role: for
-    people. shape: of the latent. in_turn: whether it runs both ways in turn, or is compared as it comes.
+    """The key of a comparison. size_class: see `_size_class`. graph: a digest of its calls' graph key. model, role: for
+    users. shape: of the latent. in_turn: True if calls run both ways in turn, False if they are compared in passing.
 
-    Times of two graphs are not compared: a larger latent may take less for each element, and a ControlNet's residuals
+    Times of two graphs are not compared: a larger latent may take less time per element, and a ControlNet's residuals
     take time too.
     """
 
@@ -64,7 +64,7 @@ class Size:
     in_turn: bool
 
     def takes(self, trial: Trial, way: str) -> bool:
-        """One more run of a way counts. Compiled ones that come count where they can be compared."""
+        """True if one more run of a way counts. In passing, compiled runs count once enough originals were timed."""
         runs = trial.runs.get(way, 0)
         if self.in_turn:
             return runs < _RUNS_IN_TURN
@@ -77,7 +77,7 @@ class Size:
         return self.has_originals(trial) and not self.takes(trial, COMPILED)
 
     def runs_original(self, trial: Trial) -> bool:
-        """The next call runs eager. In turn, compiled ones are timed first, and have to be faster."""
+        """True if the next call runs eagerly. In turn, compiled calls are timed first, and must be faster."""
         if self.is_settled(trial):
             compiled, original = trial.seconds[COMPILED], trial.seconds[ORIGINAL]
             return compiled >= original if self.in_turn else compiled > _MOST_LOSS * original
@@ -85,7 +85,7 @@ class Size:
 
 
 class _Run(NamedTuple):
-    """A call that was timed, and its seconds that went to compiling, loading or capturing."""
+    """A timed call. waited: its seconds of compiling, loading or capturing."""
 
     device: str
     size: Size
@@ -104,21 +104,21 @@ class WholeCalls:
         source: str = "",
         stopwatch: Callable[[torch.device], Stopwatch | None] = stopwatch_on,
     ) -> None:
-        """folder: None keeps nothing on disk. source: a digest of the code that models run. stopwatch: None for a
-        device where calls are not compared: compiled code gains nothing on a CPU.
+        """folder: None keeps nothing on disk. source: a digest of the code that models run. stopwatch: returns None for
+        a device where calls are not compared: compiled code gains nothing on a CPU.
         """
         self._stats, self._stopwatch = stats, stopwatch
         self._tuner = Tuner[Size, Trial](
             "comparisons of compiled calls", Size, Trial, folder, lambda device: (*machine_of(device), source, _VERSION)
         )
         self._settled: dict[str, dict[str, Size]] = {}  # by device and size class: the size that decides
-        self._without_memory: set[tuple[str, str]] = set()  # devices and size classes whose original found too little
-        self._runs: deque[_Run] = deque(maxlen=_MOST_RUNS)  # that the device may not have finished yet
-        self._latest: dict[int, tuple[str, Size]] = {}  # by owner of a module: its latest call
-        self._replayed: str | None = None  # the way of the current call, if it replays originals
+        self._without_memory: set[tuple[str, str]] = set()  # (device, size class) whose originals ran out of memory
+        self._runs: deque[_Run] = deque(maxlen=_MOST_RUNS)  # runs that the device may not have finished yet
+        self._latest: dict[int, tuple[str, Size]] = {}  # by owner: the device and size of the module's latest call
+        self._replayed: str | None = None  # the way of the current call if it replays originals; "" if mixed
 
     def reason(self, key: CaptureKey, in_turn: bool, streamed: bool = False) -> BypassReason | None:
-        """Why a call runs eager; None if it runs compiled, or waits for its code. streamed: see `Call.is_streamed`."""
+        """Return why a call runs eagerly; None if it runs compiled or lacks its code. streamed: see `CallPolicy`."""
         return self._reason(key.device, _size_of(key, in_turn, streamed))
 
     def _reason(self, device: str, size: Size) -> BypassReason | None:
@@ -128,7 +128,7 @@ class WholeCalls:
         return _left_alone(*known) if known[0].is_settled(known[1]) else _BEING_COMPARED
 
     def _known(self, device: str, size: Size) -> tuple[Size, Trial] | None:
-        """The size that decides for another one: the first of its class that is settled, or else itself."""
+        """Return the size that decides for `size`, the first settled one of its class or else itself, and its trial."""
         if device not in self._settled:
             entries = reversed(self._tuner.on(device))
             self._settled[device] = {each.size_class: each for each, trial in entries if each.is_settled(trial)}
@@ -138,10 +138,10 @@ class WholeCalls:
 
     @contextmanager
     def timed(self, key: CaptureKey | None, in_turn: bool, waits: bool, streamed: bool = False) -> Iterator[None]:
-        """A call runs inside, by what `reason` says. key: None for a call that is not compared. waits: its module's
-        latest call ran originals whose code was coming. streamed: see `Call.is_streamed`.
+        """Time the call that runs inside, on the way that `reason` chooses. key: None for a call that is not compared.
+        waits: its module's latest call ran originals whose code was being compiled. streamed: see `CallPolicy`.
 
-        Where the original finds too little memory, calls of its size class run compiled from then on.
+        If the original runs out of memory, calls of its size class run compiled from then on.
         """
         if self._runs:
             self._read(wait=in_turn and key is not None)
@@ -172,21 +172,21 @@ class WholeCalls:
             self._runs.append(_Run(key.device, size, way, watch, waited))
 
     def replays_originals(self, is_mixed: bool) -> None:
-        """The call inside `timed` replays a capture of the first tier. is_mixed: compiled code runs in that too."""
+        """The call inside `timed` replays a first-tier capture. is_mixed: compiled code runs in it too."""
         self._replayed = "" if is_mixed else ORIGINAL
 
     def replays_nothing(self) -> None:
-        """That replay is dropped: the call is answered anew."""
+        """The replay's output is dropped, and the call is answered again."""
         self._replayed = None
 
     def _counted(self) -> tuple[float, ...]:
-        """Read all that a call may add to: the seconds waited, and the counters that `_way_of` takes."""
+        """Return all values that a call may increase: the seconds waited, and the counters for `_way_of`."""
         counters = self._stats.counters
         return self._stats.waiting_seconds(), counters.eager_calls, counters.waiting_calls, counters.region_calls
 
     def _read(self, wait: bool) -> None:
-        """Take over the times of the runs that the device has finished. wait: for all."""
-        runs = self._runs  # another thread may put an empty one there
+        """Record the times of the runs that the device has finished. wait: wait for all runs."""
+        runs = self._runs  # another thread may replace it by an empty one
         while runs and (seconds := runs[0].watch.seconds(wait)) is not None:
             run = runs.popleft()
             if seconds > 0 and 0 not in run.size.shape and run.waited <= _WAITED * seconds:
@@ -204,7 +204,7 @@ class WholeCalls:
             self._settle(run.device, run.size, trial)
 
     def _settle(self, device: str, size: Size, trial: Trial) -> None:
-        """Let a size decide for its class; what other sizes of it have measured so far is not needed any more."""
+        """Let a size decide for its class, and drop the measurements of the class's other sizes."""
         self._settled.pop(device, None)
         for other, _ in self._tuner.on(device):
             if other != size and other.size_class == size.size_class:
@@ -213,19 +213,19 @@ class WholeCalls:
             logger.info("Resolute: %s", _left_alone(size, trial).detail)
 
     def times_of(self, owner: int) -> tuple[float, float] | None:
-        """Seconds of a module's latest call, compiled and as it is, if calls that came anyway told both."""
+        """Return the seconds of a module's latest call, compiled and eager, or None unless both were timed."""
         trial = self._tuner.get(*self._latest[owner]) if owner in self._latest else None
         seconds = {} if trial is None else trial.seconds
         return (seconds[COMPILED], seconds[ORIGINAL]) if {COMPILED, ORIGINAL} <= seconds.keys() else None
 
     def forget(self, owner: int) -> None:
-        """A module was garbage collected."""
+        """Forget a module that was garbage collected."""
         self._latest.pop(owner, None)
 
     def measure_again(self) -> None:
-        """Compare every call again, whatever this process or an earlier one found. From any thread, between calls.
+        """Discard the comparisons of this and earlier processes, so that every call is compared again.
 
-        Times of originals that came stay: there are no others once the code is there.
+        Any thread may call it, between calls. Times of originals in passing stay: none run once the code is ready.
         """
         self._runs = deque(maxlen=_MOST_RUNS)
         self._settled.clear()
@@ -238,7 +238,7 @@ class WholeCalls:
                 self._tuner.set(device, size, Trial(*originals))
 
     def report(self) -> list[dict[str, Any]]:
-        """Each comparison, as JSON. seconds, original_seconds: for `shape`, 0 before a first run."""
+        """Return each comparison, as JSON. seconds, original_seconds: for `shape`, 0 before the first run."""
         return [
             {
                 "device": device, "model": size.model, "role": size.role, "shape": list(size.shape),
@@ -251,25 +251,25 @@ class WholeCalls:
 
 
 def _way_of(risen: Sequence[float]) -> str:
-    """Which way a call ran, by how the counters of `_counted` rose. Empty for a mixture of both."""
+    """Return the way that a call ran, from the increase of `_counted`'s counters. Empty for a mixture of both."""
     eager, waiting, regions = risen
     if not eager:
         return COMPILED
-    return ORIGINAL if waiting and not regions else ""  # eager without a wait: in place of compiled code
+    return ORIGINAL if waiting and not regions else ""  # eager without a wait: fell back from compiled code
 
 
 @functools.lru_cache(maxsize=1024)
 def _size_of(key: CaptureKey, in_turn: bool, streamed: bool) -> Size:
     graph = key.graph
     shape = graph.signature.latent_shape
-    # A step is not timed while weights stream, so what was measured with all of them there decides for it.
+    # A step is not timed while weights stream, so the comparison with all weights resident decides for it.
     return Size(
         _size_class(key, in_turn and streamed), graph.digest()[:12], shape, graph.model[:12], graph.role.value, in_turn
     )
 
 
 def _size_class(key: CaptureKey, streamed: bool) -> str:
-    """Key of a size class: model, role, dtype, numel rounded down to a power of two, whether weights are streamed."""
+    """Return the key of a size class: model, role, dtype, numel rounded down to a power of two, streamed weights."""
     graph = key.graph
     latent = graph.signature.tensors[0][1]
     is_video = len(latent.shape) == 5 and latent.shape[2] > 1

@@ -1,6 +1,6 @@
 """Find code that another pack put into a module. No key can describe it, and a capture would repeat one run of it.
 
-What it put into a class is found by `exchanged`.
+`exchanged` finds the code that it put into a class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from .authors import is_foreign
 
-# The attributes that Resolute itself replaces on a root module. `ForwardPatch` checks what was there before.
+# The attributes that Resolute itself replaces on a root module. `ForwardPatch` checks the replaced values.
 HOOKED = frozenset({"forward", "_forward", "decode", "encode"})
 _DATA = frozenset(
     {type(None), bool, int, float, str, tuple, list, set, dict, OrderedDict, torch.Tensor}
@@ -23,23 +23,23 @@ _DATA = frozenset(
 
 
 def marks_in(module: torch.nn.Module, is_root: bool = False) -> tuple[int, ...]:
-    """Marks of the foreign code in one module, not in its children; empty if there is none.
+    """Return marks of the foreign code in one module, not in its children; empty if there is none.
 
-    Other code has other marks. `is_root`: the module is the one that runs through the cache. Its torch hooks run
-    around ours, and its `HOOKED` attributes may be ours, so neither counts.
+    Different code has different marks. `is_root`: the module is the one that runs through the cache. Its torch hooks
+    run around ours, and its `HOOKED` attributes may be ours, so neither counts.
     """
     return marks_on(module, is_root) + marks_around(module, is_root)
 
 
 def marks_around(module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:
-    """Marks of its torch hooks."""
-    # torch never uses a hook's number twice.
+    """Return marks of the module's torch hooks; none for the root."""
+    # torch never reuses a hook's number.
     return () if is_root else (*module._forward_hooks, *module._forward_pre_hooks)
 
 
 def marks_on(module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:
-    """Marks of the instance attributes that shadow methods of the module's class, and of those that hold code of
-    another author than the class, as where a pack wraps the function that a block keeps.
+    """Return marks of the instance attributes that shadow methods of the module's class, and of attributes with code of
+    another author than the class, for example a pack's wrapper of a function that a block keeps.
     """
     home = type(module).__module__
     return tuple(
@@ -53,12 +53,12 @@ def marks_on(module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:
 
 
 def replaced_methods(module: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-    """The instance attributes that shadow methods of the module's class: (name, value)."""
+    """Return the instance attributes that shadow methods of the module's class: (name, value)."""
     return [(name, value) for name, value in vars(module).items() if callable(value) and _replaces(module, name, value)]
 
 
 def _is_foreign_inside(home: str, value: Any) -> bool:
-    """The value, the class of an object, or a method that the object has for itself."""
+    """True if the value, an object's class, or a function in an object's own dictionary is foreign."""
     if is_foreign(home, value):
         return True
     own = () if isinstance(value, (FunctionType, type)) else getattr(value, "__dict__", {}).values()
@@ -70,5 +70,5 @@ def _replaces(module: torch.nn.Module, name: str, value: Any) -> bool:
 
 
 def is_own(module: torch.nn.Module, name: str, value: Any) -> bool:
-    """A value is the class's own bound method. ComfyUI leaves that behind when it removes an object patch."""
+    """True if a value is the class's own bound method, which ComfyUI leaves behind when it removes an object patch."""
     return getattr(value, "__self__", None) is module and value.__func__ is getattr(type(module), name, None)

@@ -1,6 +1,6 @@
-"""Tell who wrote a function by its content: a module wrote what its file has in it. Every such question ends here.
+"""Determine who wrote a function by its content: a module wrote the code in its file. All such checks end here.
 
-A name, a file name and even the globals of a function can be those of another module: `functools.wraps` copies names,
+The name, the file name and even the globals of a function can belong to another module: `functools.wraps` copies names,
 `exec` runs changed source in another module, and `f.__code__` can be assigned.
 """
 
@@ -29,14 +29,14 @@ from ..torch_facts.private_names import (
 from .functions import CUSTOM_OPERATOR, cells_of, chain, codes_in, held_in
 from .names import NATIVE, module_of, origin, package_of
 
-WRAPPING = ("torch", "comfy")  # packages whose code may be anywhere
+WRAPPING = ("torch", "comfy")  # packages whose code may be in any module
 
 _STARTED = time.time()
 _GENERATED_FILE = "<"  # "<string>", "<attrs generated init ...>"
 _GENERATORS = ("__dataclass_fields__", "__attrs_attrs__", "_field_defaults")  # of dataclasses, attrs, named tuples
 
 _PARTIALS = (functools.partial, functools.partialmethod)
-# Where the classes of objects are that Python puts into modules and classes. A field of a named tuple says
+# Modules of the classes whose objects Python itself puts into modules and classes. A field of a named tuple belongs to
 # `collections` since Python 3.12.
 _HARMLESS = frozenset(
     {
@@ -46,35 +46,35 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 _HOOKS = (global_forward_hooks, global_forward_pre_hooks, global_backward_hooks, global_backward_pre_hooks)
-# What runs around each forward, and finds each part of a module. A torch may lack the second.
+# The methods that run around each forward or look up a part of a module. A torch may lack the second.
 _CALLING = tuple(
     name for name in ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__") if hasattr(torch.nn.Module, name)
 )
 
-_torchs: dict[str, tuple[Any, CodeType]] = {}  # functions that proved to be torch's own, with their code
+_torchs: dict[str, tuple[Any, CodeType]] = {}  # functions that were verified as torch's own, with their code
 _files: weakref.WeakKeyDictionary[ModuleType, _File] = weakref.WeakKeyDictionary()
 
 
 def is_written_for(value: Any, kind: type, others: Iterable[str] = ()) -> bool:
-    """The author of a class wrote this function, or one of these other packages did, and all that it closes over."""
+    """True if a class's author or these other packages wrote this function and all functions that it closes over."""
     return is_written_in(value, origin(kind), *others)
 
 
 def is_written_in(value: Any, *packages: str) -> bool:
-    """These packages, torch or Python itself wrote a function, and all functions that it closes over. Of an object in
-    which no function is found nobody knows the author.
+    """True if these packages, torch or Python itself wrote a function and all functions that it closes over. False for
+    an object without a function, whose author is unknown.
     """
     written = chain(value)
     return bool(written) and all(package_of(author_of(function)) in (*packages, *NATIVE) for function in written)
 
 
 def is_written_by(value: Any, module: str) -> bool:
-    """A module wrote a function; around it there may be decorators of the same package, of torch's or of Python's."""
+    """True if a module wrote a function. It may have decorators of the same package, of torch or of Python."""
     return any(author_of(each) == module for each in chain(value)) and is_written_in(value, package_of(module))
 
 
 def author_of(function: FunctionType) -> str:
-    """The module that wrote a function: the one that it says, if that one's file has this code; empty otherwise."""
+    """Return the module that wrote a function: the one that it claims, if that one's file has the code; else empty."""
     name = module_of(function)
     package = package_of(name)
     if _is_pythons(package):
@@ -88,8 +88,8 @@ def author_of(function: FunctionType) -> str:
 
 
 def is_foreign(home: str, value: Any) -> bool:
-    """A value that the Python module `home` holds, or a class there, is code of another author: neither of the module's
-    package, nor of one that this package imports, nor torch's or Python's. A function is, if what it closes over is.
+    """True if a value in the Python module `home`, or in a class there, is code of another author: neither of the
+    module's package, nor of one that it imports, nor of torch or Python. So is a function that closes over such code.
     """
     if isinstance(value, _PARTIALS):
         return any(is_foreign(home, each) for each in (value.func, *value.args, *value.keywords.values()))
@@ -103,7 +103,7 @@ def is_foreign(home: str, value: Any) -> bool:
     if isinstance(value, type):
         if _may_write(home, package_of(value.__module__)):
             return False
-        # A class without code of its own does what its bases do, as the arrays that ctypes makes for a module do.
+        # A class without its own code behaves like its bases, for example the array classes of ctypes.
         return any(map(chain, list(vars(value).values()))) or any(is_foreign(home, base) for base in value.__bases__)
     kind = type(value)
     if not (callable(value) or hasattr(kind, "__get__")):
@@ -111,7 +111,7 @@ def is_foreign(home: str, value: Any) -> bool:
     made_by = value.__module__ if kind is BuiltinFunctionType else kind.__module__
     package = package_of(made_by)
     if package in NATIVE and package_of(home) not in NATIVE:
-        # A compiled script, an operator or a mock in the place of a function runs what no file shows.
+        # A compiled script, an operator or a mock in place of a function runs code that no file shows.
         harmless = kind.__module__ in _HARMLESS or kind.__name__ == CUSTOM_OPERATOR
         return not (harmless or issubclass(kind, torch.nn.Module))
     return bool(package) and not _may_write(home, package)
@@ -123,16 +123,16 @@ def _may_write(home: str, package: str) -> bool:
 
 
 def _is_imported(home: str, package: str) -> bool:
-    """Core binds names of other packages too (comfy_kitchen's, sageattention's), sometimes by way of another module."""
+    """Core also binds names of other packages (comfy_kitchen's, sageattention's), sometimes through another module."""
     own = package_of(home)
-    if _imports(home, package) or own in NATIVE:  # torch has thousands of modules, and binds nothing of packs
+    if _imports(home, package) or own in NATIVE:  # torch has thousands of modules, and binds no names of packs
         return _imports(home, package)
     inside = [name for name in list(sys.modules) if name == own or name.startswith(f"{own}.")]
     return any(_imports(module, package) for module in inside)
 
 
 def _imports(module: str, package: str) -> bool:
-    """The source of a module imports a package, anywhere in the file."""
+    """True if the source of a module imports a package, anywhere in the file."""
     return package in _imported_by(module)
 
 
@@ -151,7 +151,7 @@ def _is_pythons(package: str) -> bool:
 
 
 def is_generated(kind: type, name: str, value: Any) -> bool:
-    """A dataclass's own `__init__` and its like, which no file has."""
+    """True for generated methods such as a dataclass's `__init__`, which are in no file."""
     if not (name.startswith("__") or name in ("_make", "_replace", "_asdict")):
         return False
     made = dataclasses.is_dataclass(kind) or any(mark in vars(kind) for mark in _GENERATORS)
@@ -163,7 +163,7 @@ def is_generated(kind: type, name: str, value: Any) -> bool:
 
 
 def codes_of(module: Any) -> set[CodeType]:
-    """All code in the file of a module; empty if it cannot be read."""
+    """Return all code objects in a module's file; empty if it cannot be read."""
     return _file_of(module).codes()
 
 
@@ -174,7 +174,7 @@ def _file_of(module: ModuleType) -> _File:
 
 
 class _File:
-    """The code in the file of a module, or what was there when it was read before."""
+    """The code in a module's file, including the code of earlier versions that this process read."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = weakref.ref(module)
@@ -190,8 +190,8 @@ class _File:
         return self._codes
 
     def has(self, code: CodeType) -> bool:
-        """Where the file says nothing of what runs (it was written after ComfyUI started, or there is none to read),
-        the name of the file that the code gives decides.
+        """True if the module wrote the code. If the file cannot tell (it was written after ComfyUI started, or cannot
+        be read), the file name in the code decides.
         """
         if code in self._codes or code in self.codes() or self._renamed(code):
             return True
@@ -200,7 +200,7 @@ class _File:
         return not tells and file is not None and code.co_filename == file
 
     def _renamed(self, code: CodeType) -> bool:
-        """Code of torch's contexts, which 2.15 gives their name where they are wrapped around a function."""
+        """True for code of torch's contexts, which torch 2.15 renames when they wrap a function."""
         if contexts is None or self._module() is not contexts:
             return False
         names = {name: getattr(code, name) for name in ("co_name", "co_qualname") if hasattr(code, name)}
@@ -231,9 +231,9 @@ def _read(module: ModuleType) -> set[CodeType]:
 
 
 def foreign_on_every_module() -> str:
-    """Describe in the end of a sentence what another pack did to all torch modules of the process; empty if nothing.
+    """Describe, as the end of a sentence, how another pack changed all torch modules of the process; empty if none did.
 
-    It looks at torch's global hooks, and at how torch calls a module. Takes a microsecond.
+    Checks torch's global hooks, and the methods by which torch calls a module. Takes a microsecond.
     """
     for hooks in _HOOKS:
         if hooks:

@@ -1,9 +1,9 @@
-"""Code and settings as plain data, by what they are: equal in every process that has the same.
+"""Code and settings as plain data, by content: equal in every process that has the same code and settings.
 
-It has the bytecode, the constants, the names and the defaults of a function, and what it closes over. It has no file
-name, no line number, no address, and nothing whose order depends on the seed of Python's hashes.
+A function's data contain its bytecode, constants, names and defaults, and the values that it closes over. They contain
+no file name, no line number, no address, and nothing whose order depends on the seed of Python's hashes.
 
-A value is described whole, or is known to compute nothing, or is unknown, which is never equal to another one.
+A value is described completely, or is known to compute nothing, or is unknown and counts as equal to no other value.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _LISTS = frozenset({tuple, list, torch.Size})
 _NUMBERS = frozenset({bool, int, float, str})
 _DEEPEST = 60  # values within values
 _MOST = 5_000  # values in one value
-_MOST_NUMBERS = 1 << 20  # of a tensor that counts by its content; a trace takes none but its inputs and weights
+_MOST_NUMBERS = 1 << 20  # of a tensor described by content; a trace takes no larger ones but inputs and weights
 _MOST_CODES = 50_000
 _CHARS = 32  # hexadecimal digits of a digest
 
-# These say nothing of what is computed, and count by their class.
+# Objects of these classes do not affect the computation. They are described by their class.
 _INERT = (
     logging.Logger, threading.Thread, threading.Condition, threading.Event, type(threading.Lock()),
     type(threading.RLock()), ctypes.CDLL, types.GenericAlias, types.UnionType,
 )  # fmt: skip
 _INERT_PACKAGES = frozenset({"_abc", "_weakref", "_weakrefset", "typing", "typing_extensions", "weakref"})
 _INERT_OF_TORCH = frozenset({"Event", "ExternalStream", "Stream"})
-_RANDOM = ("_random", "random", "numpy.random")  # each call may draw other numbers from an object of these
-# Written in C, and known by their names.
+_RANDOM = ("_random", "random", "numpy.random")  # each call may draw other numbers from such objects
+# Written in C, and described by their names.
 _BY_NAME = (
     types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
@@ -68,14 +68,14 @@ _TEXTS: tuple[Any, ...] = (int, float, complex, str, bytes)
 _OF_A_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__"})
 _MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
-# By function: the addresses of its defaults, and which of these were empty containers when they were first seen.
+# By function: the addresses of its defaults, and the numbers of those that were empty containers when first seen.
 _first_seen: weakref.WeakKeyDictionary[FunctionType, tuple[list[int], set[int]]] = weakref.WeakKeyDictionary()
-# Code objects that were digested, by address. They are kept, so that an address stays that of one code object.
+# Digested code objects, by address. They are kept alive, so that an address always means the same code object.
 _digests: dict[int, tuple[CodeType, str]] = {}
 
 
 def code_digest(code: CodeType) -> str:
-    """The digest of a code object and of those in it."""
+    """Return the digest of a code object and of those nested in it."""
     known = _digests.get(id(code))
     if known is not None:
         return known[1]
@@ -90,7 +90,7 @@ def code_digest(code: CodeType) -> str:
 
 
 def described(value: Any, unknown: list[str] | None = None) -> object:
-    """A value as plain data: other values have other data, but for those whose classes get into `unknown`."""
+    """Return a value as plain data. Other values have other data, unless a class was added to `unknown`."""
     kind = type(value)
     if kind in _NUMBERS or (kind in _LISTS and _NUMBERS.issuperset(map(type, value))):
         try:
@@ -101,11 +101,11 @@ def described(value: Any, unknown: list[str] | None = None) -> object:
 
 
 class _Description:
-    """Describes one value. It raises nothing, whatever the code of the value raises."""
+    """Describes one value. It raises nothing, even if the value's own code raises."""
 
     def __init__(self, unknown: list[str]) -> None:
         self._unknown = unknown
-        self._within: dict[int, int] = {}  # the values around the present one, by address: their level
+        self._within: dict[int, int] = {}  # the values that contain the present one, by address: their level
         self._left = _MOST
 
     def of(self, value: Any) -> object:
@@ -172,7 +172,7 @@ class _Description:
         return (name_of_class(kind), self._attributes(value, kind), self._payload(value, kind))
 
     def _class(self, value: Any, kind: type) -> object:
-        """By name; one that is written in a function also by what it holds, since each call may make another one."""
+        """Describe a class by name; one defined in a function also by content, since each call may make another one."""
         if "<locals>" not in value.__qualname__:
             return (kind.__name__, name_of_class(value))
         held = [(name, self.of(each)) for name, each in vars(value).items() if name not in _OF_A_CLASS]
@@ -186,20 +186,20 @@ class _Description:
         defaults = [() if number in empty else self.of(each) for number, each in enumerate(given)]
         cells = zip(code.co_freevars, cells_of(value), strict=True) if value.__closure__ else ()
         closed_over = [self._cell(code, *each) for each in cells]
-        # torch keeps numbers there that are others in each process.
+        # torch keeps numbers there that differ from process to process.
         own = {} if package_of(home) in NATIVE else vars(value)
         held = [(name, self.of(each)) for name, each in own.items() if not name.startswith("_torch")]
         return ("function", home, code_digest(code), tuple(named), defaults, closed_over, held)
 
     def _cell(self, code: CodeType, variable: str, value: Any) -> object:
-        """A variable around a function. Of a module it may read a few settings alone."""
+        """Describe an enclosing function's variable. If the code reads only settings of a module, only these count."""
         read = attributes_read(code, variable) if isinstance(value, torch.nn.Module) else None
         if read is None or any(hasattr(type(value), name) for name in read):  # a method's code may do anything
             return self.of(value)
         return (name_of_class(type(value)), [(name, self.of(getattr(value, name, None))) for name in sorted(read)])
 
     def _module(self, value: torch.nn.Module, kind: type) -> object:
-        """Of its weights a trace takes no values."""
+        """Describe a module. A trace takes no values of its weights, so these count by shape and dtype."""
         own = [(name, self.of(each)) for name, each in vars(value).items() if name not in TORCH_OWN]
         weights = {**value._parameters, **value._buffers}
         shapes = [(name, str(each.shape), str(each.dtype)) for name, each in weights.items() if each is not None]
@@ -217,9 +217,9 @@ class _Description:
         return (*form, hashlib.sha256(content.numpy().tobytes()).hexdigest())
 
     def _attributes(self, value: Any, kind: type) -> object:
-        """What an object holds in its dictionary and its slots."""
+        """Describe an object's dictionary and slots."""
         own = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
-        is_state = package_of(kind.__module__) == "torch"  # contexts keep there what was set when they were entered
+        is_state = package_of(kind.__module__) == "torch"  # contexts keep the state from before they were entered
         held = [(name, self.of(each)) for name, each in own.items() if not (is_state and name.startswith("prev"))]
         for name, member in _members(kind):
             try:
@@ -229,7 +229,7 @@ class _Description:
         return held
 
     def _payload(self, value: Any, kind: type) -> object:
-        """What an object holds beside its attributes: its number or text, its items, or what its C code tells of it."""
+        """Describe an object's data beside its attributes: its number or text, its items, or its reduced state."""
         for base in _TEXTS:
             if issubclass(kind, base):
                 return base.__repr__(value)
@@ -243,7 +243,7 @@ class _Description:
                 return items if base in _LISTS else _sorted(items)
         places = len(_members(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
         if not kind.__itemsize__ and kind.__basicsize__ == object.__basicsize__ + struct.calcsize("P") * places:
-            return None  # it is all Python, and its attributes are all that it holds
+            return None  # a pure Python object, which has nothing but its attributes
         if _is_secretive(kind) or getattr(value, "nbytes", 0) > _MOST_NUMBERS:
             return self._refuse(kind)
         reduce = copyreg.dispatch_table.get(kind)
@@ -252,21 +252,21 @@ class _Description:
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
-    """The slots of a class. Members of classes that are written in C may be addresses."""
+    """Return the slots of a class. Members of classes written in C are left out, since they may be addresses."""
     inside = [item for base in kind.__mro__ if base.__flags__ & _MADE_BY_CODE for item in vars(base).items()]
     return [(name, each) for name, each in inside if type(each) is MemberDescriptorType]
 
 
 def _is_secretive(kind: type) -> bool:
-    """An iterator, whose place moves; random numbers; or code of a pack's tells what an object holds."""
+    """True for an iterator, whose position moves; for random numbers; and if a pack's code reports the state."""
     told = [vars(base).get(name) for base in kind.__mro__ for name in _REDUCERS]
     by_a_pack = any(package_of(each.__module__) not in NATIVE for each in told if type(each) is FunctionType)
     return by_a_pack or hasattr(kind, "__next__") or kind.__module__.startswith(_RANDOM) or kind is torch.Generator
 
 
 def _empty(function: FunctionType, given: list[Any]) -> set[int]:
-    """The numbers of the defaults that were empty containers when they were first seen, which count as such: code of
-    core's writes into its `transformer_options={}`.
+    """Return the numbers of the defaults that were empty containers when first seen. They always count as empty,
+    because core's code writes into its `transformer_options={}`.
     """
     objects = list(map(id, given))
     known, found = _first_seen.get(function, ([], set()))

@@ -21,9 +21,9 @@ PLAIN = frozenset(
 )  # fmt: skip
 CONTAINERS = frozenset({tuple, list, set, frozenset, dict, torch.Size})
 _NO_NAMES = frozenset[str]()
-_DEEPEST_NAMES = 4  # levels of containers and classes in which functions and names are looked for
+_DEEPEST_NAMES = 4  # levels of containers and classes that are searched for functions and names
 LruCache: type = type(functools.lru_cache(lambda: None))
-CONSISTS_OF: tuple[tuple[Any, tuple[str, ...]], ...] = (  # what stands for a function: the class, and where that is
+CONSISTS_OF: tuple[tuple[Any, tuple[str, ...]], ...] = (  # wrappers: the class, and the attributes of its parts
     (MethodType, ("__func__", "__self__")),
     (staticmethod, ("__func__",)),
     (classmethod, ("__func__",)),
@@ -36,7 +36,7 @@ CONSISTS_OF: tuple[tuple[Any, tuple[str, ...]], ...] = (  # what stands for a fu
 _STANDS_FOR = tuple(base for base, _ in CONSISTS_OF)
 _OF_FUNCTIONS = frozenset({"__func__", "func", "__wrapped__", "fget", "fset"})
 CUSTOM_OPERATOR = "CustomOpDef"
-MODULE_CODE = "<module>"  # the name of the code of a file
+MODULE_CODE = "<module>"  # the name of a file's top-level code
 _STORE_GLOBAL, _STORE_DEREF, _FOR_ITER = (dis.opmap[name] for name in ("STORE_GLOBAL", "STORE_DEREF", "FOR_ITER"))
 _WRITES = frozenset(
     {
@@ -45,13 +45,13 @@ _WRITES = frozenset(
     }
 )  # fmt: skip
 _ASSIGNS = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
-_LEAVES_THE_TOP = ("BINARY_SUBSCR", "CACHE", "DELETE", "JUMP", "NOP", "POP", "RESUME", "STORE")  # as it is
+_LEAVES_THE_TOP = ("BINARY_SUBSCR", "CACHE", "DELETE", "JUMP", "NOP", "POP", "RESUME", "STORE")  # unchanged
 _OF_LOOPS = ("CACHE", "UNPACK_SEQUENCE", "STORE_NAME")
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
-    """The functions that a value is, or stands for; none for a class, a builtin or an object."""
-    kind = type(value)  # a proxy says by `__class__` that it is a function
+    """Yield the functions that a value is or wraps; none for a class, a builtin or an object."""
+    kind = type(value)  # a proxy's `__class__` may claim that it is a function
     if kind in _WITHOUT_FUNCTIONS:
         return
     if kind is FunctionType:
@@ -66,13 +66,13 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
 
 
 def closed_over(function: FunctionType) -> Iterator[FunctionType]:
-    """The functions in the closure of a function: what a decorator decorates is there, or chooses from."""
+    """Yield the functions in a function's closure, such as those that a decorator decorates or chooses from."""
     for contents in held_in(cells_of(function)):
         yield from functions_in(contents)
 
 
 def held_in(values: Iterable[Any], depth: int = 0) -> list[Any]:
-    """These values, and in place of containers what they hold; no plain data."""
+    """Return these values with containers replaced by their elements, without plain data."""
     found: list[Any] = []
     for value in values:
         kind = type(value)
@@ -84,7 +84,7 @@ def held_in(values: Iterable[Any], depth: int = 0) -> list[Any]:
 
 
 def cells_of(function: FunctionType) -> list[Any]:
-    """What a function closes over."""
+    """Return the values that a function closes over; None for an empty cell."""
     found = []
     for cell in function.__closure__ or ():
         try:
@@ -95,7 +95,7 @@ def cells_of(function: FunctionType) -> list[Any]:
 
 
 def chain(value: Any) -> list[FunctionType]:
-    """The functions behind a value, and all that these close over."""
+    """Return the functions that a value is or wraps, and all functions that these close over."""
     found: dict[int, FunctionType] = {}
     waiting = list(functions_in(value))
     while waiting:
@@ -107,12 +107,12 @@ def chain(value: Any) -> list[FunctionType]:
 
 
 def bases_of(kinds: Iterable[type]) -> list[type]:
-    """These classes and their bases, each once, without torch's Module, see `foreign_on_every_module`."""
+    """Return these classes and their bases, each once. For torch's Module see `foreign_on_every_module`."""
     return list(dict.fromkeys(base for kind in kinds for base in kind.__mro__ if base not in (torch.nn.Module, object)))
 
 
 def class_code(kinds: Iterable[type]) -> Iterator[FunctionType]:
-    """Every function that is written in these classes or in their bases; of torch's own classes only their forwards."""
+    """Yield every function that these classes or their bases define; of torch's own classes only the forwards."""
     for base in bases_of(kinds):
         is_native = package_of(base.__module__) in NATIVE
         for name, value in list(vars(base).items()):
@@ -121,7 +121,7 @@ def class_code(kinds: Iterable[type]) -> Iterator[FunctionType]:
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those in it."""
+    """Yield a code object and those nested in it."""
     yield code
     for constant in code.co_consts:
         if constant.__class__ is CodeType:
@@ -129,7 +129,7 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def string_constants(kinds: Iterable[type]) -> set[str]:
-    """Every string that is written in the code of these classes: the keys that they can look up, for example."""
+    """Return every string in the code of these classes, such as the keys that they can look up."""
     return {text for function in class_code(kinds) for text in strings_in(function.__code__)}
 
 
@@ -138,19 +138,19 @@ def strings_in(code: CodeType) -> Iterator[str]:
 
 
 def names_in(codes: Iterable[CodeType]) -> set[str]:
-    """Every name and string in these code objects and in those in them."""
+    """Return every name and string in these code objects and in those nested in them."""
     return {name for code in codes for each in codes_in(code) for name in (*each.co_names, *strings_in(each))}
 
 
 @functools.lru_cache(maxsize=50_000)
 def names_used(code: CodeType) -> frozenset[str]:
-    """The names in a code object and in those in it."""
+    """Return the names in a code object and in those nested in it."""
     return frozenset(code.co_names).union(*(names_used(each) for each in code.co_consts if type(each) is CodeType))
 
 
 def names_behind(value: Any, depth: int = 0) -> frozenset[str]:
-    """The names in the functions that a value is or wraps, in those of a class and its bases, or of an object's class,
-    and in all that a container or a class holds.
+    """Return the names in the functions that a value is or wraps, in the functions of a class and its bases or of an
+    object's class, and in everything that a container or a class contains.
     """
     kind = type(value)
     if kind in PLAIN or depth > _DEEPEST_NAMES:
@@ -171,8 +171,8 @@ def names_behind(value: Any, depth: int = 0) -> frozenset[str]:
 
 
 def names_left_behind(codes: Iterable[CodeType]) -> set[str]:
-    """Names of a module, with all this code, that are no settings: those that its functions assign to (`global x`), and
-    the last items of its loops, which for a set differ from process to process.
+    """Return the names of a module that are no settings: names that its functions assign to (`global x`), and variables
+    of its top-level loops, which end with another item of a set in each process. codes: all code of the module.
     """
     found: set[str] = set()
     for code in codes:
@@ -187,9 +187,9 @@ def names_left_behind(codes: Iterable[CodeType]) -> set[str]:
 
 
 def names_written_into(codes: Iterable[CodeType]) -> set[str]:
-    """Names of a module whose containers its functions write into, as into a cache: `x[key] = ...`, `x.append(...)`.
+    """Return a module's names whose containers its functions write to, such as caches: `x[key] = ...`, `x.append(...)`.
 
-    With a dot before it an attribute, or a variable around a function, which may also be assigned (`nonlocal x`).
+    A leading dot marks an attribute, or a variable of an enclosing function, which may be assigned too (`nonlocal x`).
     """
     found = set[str]()
     for code in codes:
@@ -201,9 +201,9 @@ def names_written_into(codes: Iterable[CodeType]) -> set[str]:
 
 @functools.lru_cache(maxsize=10_000)
 def _written_into(code: CodeType) -> set[str]:
-    found, stack = set[str](), list[str]()  # for each value on Python's stack the name that it was loaded by
+    found, stack = set[str](), list[str]()  # the stack: for each value the name that loaded it
     for step in dis.get_instructions(code):
-        if step.is_jump_target:  # what is on the stack depends on where the jump was
+        if step.is_jump_target:  # the stack depends on the origin of the jump
             stack.clear()
         change, place = dis.stack_effect(step.opcode, step.arg, jump=False), step.arg or 0
         if step.opcode in _WRITES:
@@ -227,7 +227,7 @@ def _written_into(code: CodeType) -> set[str]:
 
 @functools.lru_cache(maxsize=10_000)
 def attributes_assigned(code: CodeType) -> frozenset[str]:
-    """Names of attributes that a code object assigns to or deletes. Read from its bytes, which is quick."""
+    """Return the names of attributes that a code object assigns or deletes. Reading its bytes is quick."""
     found = set[str]()
     for each in codes_in(code):
         high = 0
@@ -239,7 +239,7 @@ def attributes_assigned(code: CodeType) -> frozenset[str]:
 
 
 def attributes_read(code: CodeType, variable: str) -> set[str] | None:
-    """The names of the attributes that a function reads of a variable around it; None if it does more with that."""
+    """Return the attributes that a function reads of an enclosing function's variable; None if it has other uses."""
     found = set[str]()
     for each in codes_in(code):
         steps = [step for step in dis.get_instructions(each) if step.opname != "EXTENDED_ARG"]
@@ -252,8 +252,8 @@ def attributes_read(code: CodeType, variable: str) -> set[str] | None:
 
 
 def code_of(kinds: Collection[type]) -> Iterator[CodeType]:
-    """The code that modules of these classes can run once they are made: their methods, but of `__init__` only the
-    functions in it, and the functions in the Python modules that they are written in.
+    """Yield the code that modules of these classes can run after their construction: their methods, of `__init__` only
+    the nested functions, and the functions of the Python modules that define the methods.
     """
     homes: dict[str, dict[str, Any]] = {}
     for function in class_code(kinds):

@@ -1,10 +1,10 @@
-"""Compare what can change inside values while the same objects stay in their places.
+"""Detect changes inside values whose objects stay the same.
 
-That is the class of an object, the code, defaults and closure of a function, the elements of a container, and what a
-method is bound to. Lists of equal elements are equal, and so are functions that are alike in all this.
+It compares the class of an object, the code, defaults and closure of a function, the elements of a container, and the
+object that a method is bound to. Lists of equal elements are equal, and so are functions that agree in all this.
 
-It is read in C, level by level, so a comparison makes a few counted calls for any number of values. Plain data is
-compared by value, and what is not looked into by identity. Nothing that may hold a model is kept alive.
+It reads the values in C, level by level, so a comparison makes a few Python calls for any number of values. Plain data
+is compared by value, and an object that is not opened by identity. Nothing that may hold a model is kept alive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIXED = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtyp
 WRITTEN = frozenset({list, set, dict, OrderedDict})  # containers that code may write into
 NAMESPACES = (SimpleNamespace, Namespace)
 _DEEPEST = 12  # levels; a closure takes three, and a dictionary two
-_MOST = 20_000  # values of a level
+_MOST = 20_000  # values per level
 _LONGEST = 1_000  # elements of a container
 _OF_FUNCTION = (False, True, None, True, False)  # see `closed` in `_add_level`
 
@@ -37,41 +37,41 @@ _call, _deref = partial.__call__, weakref.ref.__call__
 _function = partial(attrgetter("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__"))
 _namespace = partial(vars)
 _WAYS: dict[type, Way] = {
-    **{kind: partial(attrgetter(*names, "__doc__")) for kind, names in CONSISTS_OF},  # of one name it makes no tuple
+    **{kind: partial(attrgetter(*names, "__doc__")) for kind, names in CONSISTS_OF},  # one name makes no tuple
     FunctionType: _function,
     CellType: partial(attrgetter("cell_contents", "__doc__")),
     **dict.fromkeys((list, tuple, set, frozenset, torch.Size), partial(tuple)),
     **dict.fromkeys((dict, OrderedDict), partial(dict.items)),
     **dict.fromkeys(NAMESPACES, _namespace),
 }
-_LASTING = WRITTEN | {FunctionType, CellType, *NAMESPACES}  # what can hold itself
+_LASTING = WRITTEN | {FunctionType, CellType, *NAMESPACES}  # classes whose objects can contain themselves
 
 
 class Insides:
-    """Some values, as they are inside when this is made.
+    """A snapshot of the insides of some values.
 
-    references: to the objects that were met and not looked into, as far as they can be referred to weakly.
+    references: weak references to the objects that were met but not opened, as far as their classes allow them.
     """
 
     def __init__(self, values: Sequence[Any], shut: Collection[int] = (), read: Collection[str] = ()) -> None:
-        """shut: ids of containers that are not looked into, because the code that they belong to writes into them.
-        read: names of the attributes that count of a namespace, as start options are; all if there are none.
+        """shut: ids of containers that are not opened, because the code around them writes into them. read: names of
+        the attributes that count in a namespace, such as one of start options; all attributes if it is empty.
         """
         self._read = read
         self.references: list[weakref.ref[Any]] = []
         self._referring: list[int] = []
         self._levels: list[tuple[Any, ...]] = []
-        self._met = set[int]()  # what occurs again is compared by identity
+        self._met = set[int]()  # a value that occurs again is compared by identity
         below = [(each, root, type(each) in WRITTEN and id(each) in shut) for root, each in enumerate(values)]
         while below:
             below = self._add_level(*zip(*below, strict=True))
         self._referred = list(map(id, map(_deref, self.references)))
 
     def _add_level(self, values: tuple[Any, ...], roots: tuple[int, ...], closed: tuple[Any, ...]) -> list[Any]:
-        """Returns what is in these values, with the other two of each.
+        """Add a level. Returns the values inside these values, each with its root and its flag.
 
-        roots: the numbers of the first values that they are in. closed: containers that code may write into are not
-        looked into; None: only those in the value are not.
+        roots: the numbers of the top-level values that contain them. closed: True: containers that code may write into
+        are not opened; None: only those inside the value are not.
         """
         kinds, is_last = list(map(type, values)), len(self._levels) == _DEEPEST - 1 or len(values) > _MOST
         inside: dict[int, tuple[Way, Collection[Any]]] = {}
@@ -81,7 +81,7 @@ class Insides:
             if (found := self._look(value, _WAYS[kind])) is not None:
                 inside[number] = found
                 self._met |= {id(value)} if kind in _LASTING else set()
-        without = FIXED | {MethodType, tuple} if is_last else FIXED  # each look may make these anew
+        without = FIXED | {MethodType, tuple} if is_last else FIXED  # each read may create these anew
         others = [number for number, kind in enumerate(kinds) if kind not in without and number not in inside]
         data = [number for number, kind in enumerate(kinds) if kind in FIXED]
         met = [number for number in others if kinds[number].__weakrefoffset__]
@@ -104,7 +104,7 @@ class Insides:
         ]
 
     def _look(self, value: Any, way: Way) -> tuple[Way, Collection[Any]] | None:
-        """The way into a value, and what is there; None if that cannot be read, or is too much."""
+        """Return the way into a value and the values inside; None if they cannot be read or are too many."""
         if way is _function and value.__closure__ and (written := names_written_into((value.__code__,))):
             way = partial(_without, written)
         elif way is _namespace:
@@ -117,7 +117,7 @@ class Insides:
         return None if len(inside) > _LONGEST else (way, inside)
 
     def difference(self, values: Sequence[Any]) -> int:
-        """The number of the first value that is not as it was inside; -1 if all are."""
+        """Return the number of the first value that changed inside; -1 if none did."""
         for before, roots, named, plain, opened, ways, sizes, holders in self._levels:
             now = [*map(id, map(type, values)), *map(id, named(values)), *plain(values)]
             if now != before:
@@ -139,13 +139,13 @@ def _first(roots: Sequence[int], now: Sequence[Any], before: Sequence[Any]) -> i
 
 
 def getter(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that gets the elements with these numbers."""
+    """Return a function that gets the elements with these numbers."""
     if len(numbers) > 1:
         return itemgetter(*numbers)
     return itemgetter(slice(numbers[0], numbers[0] + 1) if numbers else slice(0))
 
 
 def _without(names: set[str], function: FunctionType) -> tuple[Any, ...]:
-    """A function without those variables around it that it writes to."""
+    """Read a function like `_function`, without the closure's variables that it writes to."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return *tuple(_function(function))[:4], tuple(cell for name, cell in cells if f".{name}" not in names)

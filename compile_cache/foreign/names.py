@@ -1,4 +1,4 @@
-"""The names that code goes by. They are what it says of itself: `authors` tells whether that is so."""
+"""The names that code claims for itself. `authors` verifies them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 
 import torch
 
-# Packages that are no pack's. Decorators of the last one are around methods of torch's.
+# Packages that belong to no pack. Decorators of the last one wrap torch's methods.
 NATIVE = frozenset({"builtins", "torch", *sys.stdlib_module_names, "typing_extensions"})
 
 
 def module_of(code: Any) -> str:
-    """The module that a function or class says it was written in; a function's globals tell, since `functools.wraps`
-    copies `__module__`.
+    """Return the module that a function or class claims as its home. A function's globals decide, because
+    `functools.wraps` copies `__module__`.
     """
-    held = getattr(code, "__globals__", None)  # of the class of functions a descriptor
+    held = getattr(code, "__globals__", None)  # a descriptor for the class of functions
     name = held.get("__name__") if isinstance(held, dict) else None
     return str(name or getattr(code, "__module__", None) or "")
 
 
 def origin(code: Any) -> str:
-    """The top-level package that a function or class says it was written in."""
+    """Return the top-level package that a function or class claims as its home."""
     return package_of(module_of(code))
 
 
 def package_of(module: str | None) -> str:
-    """The top-level package of a module."""
+    """Return the top-level package of a module."""
     return (module or "").partition(".")[0]
 
 
 def full_name(code: Any) -> str:
-    """A class or a function by module and name, as `__module__` gives it: the name that a wrapper has copied counts."""
+    """Return a class or function by module and name. The module is `__module__`, which a wrapper may have copied."""
     return f"{getattr(code, '__module__', '')}.{code.__qualname__}"
 
 
 def modules_of(parts: Iterable[torch.nn.Module]) -> set[str]:
-    """The Python modules in which the classes of these modules were written."""
+    """Return the Python modules that define the classes of these modules."""
     return {type(part).__module__ for part in parts}
 
 

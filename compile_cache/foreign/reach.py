@@ -1,11 +1,11 @@
-"""The code around some classes, by identity and by content, and whether another pack has changed some of it.
+"""The code around some classes, by identity and by content, and the changes that other packs make to it.
 
 Packs assign to `comfy.ldm.modules.attention.optimized_attention` or `torch.nn.functional.scaled_dot_product_attention`
-to put their own function there for everybody, exchange a method of one of core's classes, or run changed source in
-core's own module. No such change touches a module of the model, so nothing else here would notice it.
+to replace the function for everybody, replace a method of one of core's classes, or run changed source in core's own
+module. No such change touches a module of the model, so nothing else here would notice it.
 
-Nothing is followed through bytecode. All names count that are in the Python modules of the classes, in those of the
-same package that these import, in the classes themselves, and in torch's three namespaces of functions.
+Bytecode is not followed. All names count in the Python modules of the classes, in the modules of the same package that
+these import, in the classes themselves, and in torch's three namespaces of functions.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _values = methodcaller("values")
 
 
 class CodeReach:
-    """The names around some classes, as they were when this was made.
+    """A snapshot of the names around some classes.
 
-    foreign: names that hold code of a package that nothing in their own package imports, or that no file has.
-    digest: of all that they hold, by content: the same in every process that has the same.
-    unknown: a name that holds a value that no digest can describe, with its class; empty if there is none.
+    foreign: names of code whose package nothing in their own package imports, or that is in no file.
+    digest: of the content of all their values: equal in every process with equal content.
+    unknown: a name whose value no digest can describe, with the value's class; empty if there is none.
     """
 
     def __init__(self, kinds: Collection[type], spaces: Spaces) -> None:
@@ -59,7 +59,7 @@ class CodeReach:
         return bool(self.change())
 
     def change(self) -> str:
-        """A name that holds another object now, or one that has changed inside; empty if none does. A tenth of a
+        """Return a name whose object was replaced or has changed inside; empty if there is none. Takes a tenth of a
         millisecond, and a few calls in Python.
         """
         now = list(chained.from_iterable(map(_values, self._holders)))
@@ -74,9 +74,9 @@ class CodeReach:
 
 
 class ReachCache:
-    """The reach of classes, made once for each set of classes and again where something was exchanged.
+    """The reach of classes, built once for each set of classes, and again after a change.
 
-    It keeps no class alive: one that is written in a function may hold a model.
+    It keeps no class alive, because a class that is defined in a function may hold a model.
     """
 
     def __init__(self, left_out: Collection[str] = ()) -> None:
@@ -87,7 +87,7 @@ class ReachCache:
         self._known: dict[frozenset[int], tuple[list[weakref.ref[type]], CodeReach]] = {}
 
     def of(self, kinds: Iterable[type]) -> CodeReach:
-        """The present reach of some classes."""
+        """Return the current reach of some classes."""
         distinct = set(kinds)
         key = frozenset(map(id, distinct))
         refs, reach = self._known.get(key, ([], None))
@@ -98,17 +98,17 @@ class ReachCache:
 
 
 class Spaces:
-    """Reads what modules and classes hold, once in the process, and again where it has changed."""
+    """Reads the names of modules and classes, once per process, and again after a change."""
 
     def __init__(self, left_out: Collection[str]) -> None:
         self._left_out = left_out
         self._known: weakref.WeakKeyDictionary[Any, Space] = weakref.WeakKeyDictionary()
 
     def around(self, kinds: Iterable[type]) -> tuple[list[Space], set[str]]:
-        """Of these classes and their bases; of their Python modules and of those that these import from the same
-        package, with those of their classes that are named; of torch's functions.
+        """Return the spaces of these classes and their bases; of their Python modules and the modules that these import
+        from the same package, with the classes in them that are named; and of torch's functions.
 
-        And the names by which their code can reach something: those in it, and those in what these names hold.
+        Also returns the names by which their code can reach values: names in the code, and in the values of such names.
         """
         bases = bases_of(kinds)
         modules: dict[Any, Space] = {}
@@ -141,9 +141,9 @@ def _spaces(left_out: frozenset[str]) -> Spaces:
 
 
 class Space:
-    """The names of one Python module or class, as they were when this was made.
+    """A snapshot of the names of one Python module or class.
 
-    values: what its dictionary held, or a stand-in for what may hold a model, and must not be kept alive.
+    values: the values of its dictionary, with a placeholder for those that may hold a model and must not be kept alive.
     foreign: names of code that is neither the package's own, nor of one that it imports, nor torch's or Python's.
     counted: the names that count.
     """
@@ -154,7 +154,7 @@ class Space:
         self.name = _name(owner)
         self.is_local = "<locals>" in self.name
         home = owner.__module__ if isinstance(owner, type) else self.name
-        self._may_grow = owner in _TORCHS[:2]  # torch makes names when they are first asked for
+        self._may_grow = owner in _TORCHS[:2]  # torch creates names at their first use
         is_followed = isinstance(owner, ModuleType) and not self._may_grow
         self._own_memory = names_left_behind(codes_of(owner)) if is_followed else set[str]()
         held = dict(owner.__dict__)
@@ -175,13 +175,13 @@ class Space:
         dot = "." if isinstance(owner, type) else ""
         self._written = {name for name in containers if name in written or f"{dot}{name}" in written}
         self.shut = {containers[name] for name in self._written}
-        # Who reads options watches them: core sets some that no model's code reads.
+        # `CodeReach` watches the options that are read: core sets some that no model's code reads.
         self._watched = [value for value in self._kept.values() if not isinstance(value, NAMESPACES)]
         self._insides = Insides(self._watched, self.shut)
 
     def described(self, name: str, named: Collection[str]) -> list[tuple[str, str, str]]:
-        """A digest of what a name holds, with the class of what is unknown there; of a namespace for each attribute
-        with one of the names `named`.
+        """Return (attribute, digest, class of an unknown part) for the value of a name: one entry, or for a namespace
+        one for each attribute in `named`.
         """
         value = self.holder.get(name)
         if isinstance(value, NAMESPACES):
@@ -191,7 +191,7 @@ class Space:
         return self._described[name]
 
     def kept(self, named: Collection[str]) -> list[tuple[str, Any]]:
-        """What the names hold that matter, but what may hold a model."""
+        """Return the names that matter and their values, without values that may hold a model."""
         return [each for each in self._kept.items() if each[0] in named or not self._is_by_name]  # as `matters`
 
     def values_now(self) -> list[Any]:
@@ -203,7 +203,7 @@ class Space:
         return {} if owner is None else owner.__dict__
 
     def _counts(self, name: str, value: Any) -> bool:
-        """Not what says nothing of what is computed: of torch's names those that begin with an underscore, of others
+        """False for names that do not affect the computation: torch's that begin with an underscore, in other owners
         the data that Python puts into each module and class, and `names_left_behind`.
         """
         if isinstance(value, ModuleType) or name in self._own_memory or f"{self.name}.{name}" in self._left_out:
@@ -211,7 +211,7 @@ class Space:
         return not name.startswith("_") if self._may_grow else not name.startswith("__") or callable(value)
 
     def followed(self) -> list[ModuleType]:
-        """The modules of the same package that this one imports or takes names of."""
+        """Return the modules of the same package that this one imports, or from which it imports names."""
         package, held = package_of(self.name), self.holder
         names = set[str]().union(*map(names_used, codes_of(self._owner())))
         found: dict[ModuleType, None] = {}
@@ -222,27 +222,27 @@ class Space:
             if place is None or place in found or package_of(place.__name__) != package:
                 continue
             found[place] = None
-            if hasattr(place, "__path__"):  # all that was imported of a package is in there
+            if hasattr(place, "__path__"):  # a package contains its imported modules
                 inside = [vars(place)[name] for name in names & vars(place).keys()]
                 waiting += [each for each in inside if isinstance(each, ModuleType)]
         return list(found)
 
     def used_by(self, name: str) -> frozenset[str]:
-        """The names in the code of what a module's name holds."""
+        """Return the names in the code of a module-level name's value."""
         return self._uses.get(name, _NONE)
 
     def classes(self, named: Collection[str]) -> list[type]:
-        """Those of the same package that these names hold here, whatever their own names are."""
+        """Return the classes of the same package that these names refer to here. Their own names may differ."""
         held, package = self.holder, package_of(self.name)
         found = [held[name] for name in held.keys() & named if isinstance(held[name], type)]
         return [kind for kind in found if package_of(kind.__module__) == package]
 
     def matters(self, name: str, named: Collection[str] | None) -> bool:
-        """Functions with these names in their code (None: any) can reach this name here. A class's may run unnamed."""
+        """True if code with these names (None: any) can reach this name here. A class's methods may run unnamed."""
         return named is None or name in named or not self._is_by_name
 
     def exchanged(self, named: Collection[str] | None = None) -> list[str]:
-        """Names that hold another object than they held, or that are new or gone. named: see `matters`."""
+        """Return names whose object was replaced, or that are new or gone. named: see `matters`."""
         now = self.holder
         found = [name for name, value in self._kept.items() if now.get(name, _LET_GO) is not value]
         found += [name for name, held in self._let_go.items() if held.difference([now.get(name, _LET_GO)]) >= 0]
@@ -254,7 +254,7 @@ class Space:
         return [name for name in found if self.matters(name, named)]
 
     def is_same(self) -> bool:
-        """Each name holds the very object that it held, also those that do not count."""
+        """True if each name, even one that does not count, still refers to the same object."""
         now = list(self.holder.values())
         return len(now) == len(self.values) and all(map(is_, now, self.values))
 
@@ -268,19 +268,19 @@ _NONE = frozenset[str]()
 
 
 def _digest(value: Any) -> tuple[str, str]:
-    """Of a value's content, and the class of what is unknown there."""
+    """Return the digest of a value's content, and the class of its first unknown part; empty if there is none."""
     unknown: list[str] = []
     data = described(value, unknown)
     return repr_digest(data), unknown[0] if unknown else ""
 
 
 def _is_local(value: Any) -> bool:
-    """A function or a class that is written in a function."""
+    """True for a function or a class that is defined in a function."""
     return any("<locals>" in getattr(each, "__qualname__", "") for each in (value, *functions_in(value)))
 
 
 def exchanged(kinds: Iterable[type]) -> list[str]:
-    """Members of these classes, and of those that they derive from, that other packs have exchanged."""
+    """Return the members of these classes and their bases that other packs have replaced."""
     spaces = map(_spaces(frozenset())._of, bases_of(kinds))
     return [f"{space.name}.{name}" for space in spaces for name in space.foreign]
 

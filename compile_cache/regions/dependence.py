@@ -1,8 +1,8 @@
-"""Cut the graph of a region by what its values depend on: a prologue of the time, and the rest.
+"""Split the graph of a region by the dependencies of its values: a prologue of the time, and the rest.
 
 A diffusion model computes part of a block from its weights and the time alone. These values are equal in all calls at
-one noise level. `split` finds them in a traced graph, not by names of modules: the prologue computes them, and the rest
-takes them as inputs. The same operators run on the same values, so no bit of the results changes.
+one noise level. `split` detects them in a traced graph, not by names of modules: the prologue computes them, and the
+rest takes them as inputs. The same operators run on the same values, so no bit of the results changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from ..torch_facts.private_names import OpOverload
 
-# What a value depends on besides weights and sizes of the time's tensors, in rising order.
+# The dependencies of a value besides weights and the sizes of time tensors, in rising order.
 _NOTHING, _TIME, _CHANGING = range(3)
 # Results of operators with these tags may differ from call to call.
 _UNSTEADY = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -30,8 +30,8 @@ class StaysWholeError(Exception):
 class Part:
     """One part of a split graph.
 
-    graph: takes the tensors of `weights`, then inputs, and returns a list. weights: indices into those of the whole
-    graph.
+    graph: takes the tensors of `weights`, then inputs, and returns a list. weights: indices into the weights of the
+    whole graph.
     """
 
     graph: torch.fx.GraphModule
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """prologue: computes what depends on weights and the time only; its inputs are the times.
+    """prologue: computes the values that depend on weights and the time only; its inputs are the times.
     rest: takes all inputs, and then the results of the prologue.
     results: a fake tensor for each result of the prologue, with symbols of the trace as sizes.
     """
@@ -51,9 +51,9 @@ class Split:
 
 
 def split(graph: torch.fx.Graph, weights: int, times: Collection[int]) -> Split:
-    """Cut a traced graph over so many weights and then inputs. times: indices of inputs. The graph is changed.
+    """Split a traced graph, which takes `weights` weights, then inputs. times: indices of inputs. Modifies the graph.
 
-    Raises StaysWholeError for constants, for unknown functions and for writes to what both parts read.
+    Raises StaysWholeError for constants, for unknown functions and for writes to values that both parts read.
     """
     holders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = [node for node in graph.nodes if node.op == "output"]
@@ -76,7 +76,7 @@ def split(graph: torch.fx.Graph, weights: int, times: Collection[int]) -> Split:
 
 
 def _read_sizes_of(times: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
-    """Read each size that a time has from there: a trace may read it from any input."""
+    """Read each size that a time tensor has from that tensor, because a trace may read it from any input."""
     places: dict[Any, tuple[torch.fx.Node, int]] = {}
     for holder in times:
         for axis, size in enumerate(holder.meta["val"].shape):
@@ -105,7 +105,7 @@ def _kind_of(node: torch.fx.Node, of_inputs: Iterable[int]) -> int:
 
 
 def _refuse_shared_write(node: torch.fx.Node, kinds: dict[torch.fx.Node, int]) -> None:
-    """A write is harmless if one part makes all that it reaches, and only this part reads it."""
+    """Raise StaysWholeError for a write, unless one part makes every value that it reaches and alone reads them."""
     written: Any = node
     while _writes(written) or written.target is operator.getitem or getattr(written.target, "is_view", False):
         written = written.kwargs.get("out", written.args[0])
@@ -117,7 +117,7 @@ def _refuse_shared_write(node: torch.fx.Node, kinds: dict[torch.fx.Node, int]) -
 def _part(
     weights: Sequence[torch.fx.Node], inputs: Sequence[torch.fx.Node], nodes: Iterable[torch.fx.Node], result: Any
 ) -> Part:
-    """The part that computes `result` with those of `nodes` that it needs."""
+    """Return the part that computes `result` from the nodes in `nodes` that it needs."""
     built = torch.fx.Graph()
     copies = {node: built.placeholder(node.name) for node in (*weights, *inputs)}
     for node in nodes:

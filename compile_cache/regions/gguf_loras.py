@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 _LORAS = "comfy.weight_adapter.lora"  # core's module
 _RANKS = 16  # ranks are padded to a multiple of this: products read aligned rows
 _NO_ROOM = "there is no memory for its LoRAs beside the model"
-_RESERVE = 1 << 30  # bytes of the device that have to be left, for what a step works in
+_RESERVE = 1 << 30  # bytes of the device that must stay free, for a step's workspace
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # (out, rank) with the strengths in it, and (rank, in), both in float32
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """patches: what the pair, or the reason why there is none, was made of; kept, so that no other has its identity."""
+    """patches: the source of the pair, or of the reason why there is none; kept, so that no other object has its id."""
 
     patches: tuple[Any, ...]
     device: torch.device
@@ -50,9 +50,9 @@ _kept: Any = WeakIdKeyDictionary()  # by weight
 
 
 def pair_of(weight: Any) -> Pair | str | None:
-    """The LoRAs of a weight as one pair on its device; None if it has none, and a text for people why there is no pair.
+    """Return the LoRAs of a weight as one pair on its device; None if it has none; a text for users if no pair is made.
 
-    It is made once, and freed when the weight is gone, or is asked for its pair and has other LoRAs or none.
+    The pair is made once, and freed with the weight, or when a later call sees that the weight has other LoRAs or none.
     """
     groups = patches_of(weight)
     if not groups:
@@ -68,14 +68,14 @@ def pair_of(weight: Any) -> Pair | str | None:
 
 
 def forget(weights: Iterable[torch.Tensor]) -> None:
-    """Free the pairs of these weights: ComfyUI unloaded them, and no call asks for their pairs meanwhile."""
+    """Free the pairs of these weights: ComfyUI unloaded the weights, and no call uses their pairs until a reload."""
     for weight in weights:
         _kept.pop(weight, None)
 
 
 def give_up(weights: Iterable[torch.Tensor]) -> bool:
-    """Free the pairs of these weights, because a call found too little memory beside them. There are none until the
-    weights are loaded anew or have other LoRAs. Returns whether there was one.
+    """Free the pairs of these weights, because a call ran out of memory beside them. None is made until the weights are
+    reloaded or have other LoRAs. Returns True if there was one.
     """
     had = [(weight, known) for weight in weights if (known := _kept.get(weight)) and isinstance(known.found, tuple)]
     for weight, known in had:
@@ -97,13 +97,13 @@ class LoraInputs:
         self._zeros: dict[tuple[int, torch.device], Pair] = {}
 
     def added_to(self, tensors: list[torch.Tensor]) -> tuple[RegionSite, list[torch.Tensor], BypassReason | None]:
-        """The site and its inputs for a call with these tensors; the reason if a weight has LoRAs that no region takes.
+        """Return the site and its inputs for a call with these tensors; also the reason if no region supports a LoRA.
 
         If one weight has a LoRA, the others get one of zeros, so that all LoRAs of a block share its code.
         """
         weights = [own[name] for own, name in self._slots]
         elsewhere = [weight for weight in weights if weight.device != tensors[0].device]
-        if elsewhere:  # low VRAM: no region takes them
+        if elsewhere:  # low VRAM: no region supports them
             forget(elsewhere)
             return self._plain, tensors, None
         pairs = [pair_of(weight) for weight in weights]
@@ -127,7 +127,7 @@ def _is_packed(weight: Any) -> bool:
 
 
 def _places(module: torch.nn.Module, slots: Sequence[Slot]) -> list[tuple[str, str]]:
-    """Where these weights are in the module: the name of a module inside it, and the name there."""
+    """Return the places of these weights in the module: the name of a submodule, and the name in it."""
     found = parts(module) if slots else ()
     names = {id(own): place for place, part in found for own in (part._parameters, part._buffers)}
     return [(names[id(own)], name) for own, name in slots]
@@ -136,9 +136,9 @@ def _places(module: torch.nn.Module, slots: Sequence[Slot]) -> list[tuple[str, s
 def _adding(
     function: Callable[..., Any], places: Sequence[tuple[str, str]], without: Sequence[str]
 ) -> Callable[..., Any]:
-    """The function of a site with pairs as its last inputs. Run as it is, its layers add the LoRAs themselves.
+    """Return the function of a site with pairs as its last inputs. Untraced, its layers add the LoRAs themselves.
 
-    It holds no module: it is kept with copies of modules.
+    It references no module, because it is kept with copies of modules.
     """
 
     def run(module: torch.nn.Module, *tensors: torch.Tensor) -> Any:
@@ -157,7 +157,7 @@ def _adding(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Patches are (strength, what is added, strength of the weight, place in it, function)."""
+    """Compare two patches. A patch is (strength, adapter, strength of the weight, place in it, function)."""
     return bool(one[1] is other[1] and (one[0], *one[2:]) == (other[0], *other[2:]))
 
 
@@ -174,7 +174,7 @@ def _made(patches: Sequence[Any], weight: Any) -> Pair | str:
 
 
 class _Lora(NamedTuple):
-    """One of a weight: factor * up @ down, added to these rows and columns."""
+    """One LoRA of a weight: factor * up @ down, added to these rows and columns."""
 
     up: torch.Tensor
     down: torch.Tensor
@@ -184,7 +184,7 @@ class _Lora(NamedTuple):
 
 
 def _of_patch(patch: Any, shape: torch.Size) -> _Lora:
-    """Raises ValueError for all but plain LoRAs."""
+    """Raises ValueError for a patch that is no plain LoRA."""
     strength, adapter, of_weight, place, function = patch
     lora = getattr(sys.modules.get(_LORAS), "LoRAAdapter", None)
     if type(adapter) is not lora or len(adapter.weights) != 6:
@@ -231,7 +231,7 @@ def _zeros(weight: Any, rank: int = 1) -> Pair:
 
 
 def has_room(device: torch.device, size: int) -> bool:
-    """True if the device has that many bytes left beside what a step works in."""
+    """True if the device has `size` bytes left beside a step's workspace."""
     if device.type != "cuda":
         return True
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,8 +1,8 @@
 """The block formats of GGUF files, decoded in plain torch so that a trace can follow.
 
-A tensor is a sequence of blocks of equal size in bytes; each has some numbers of few bits, and scales. The formats are
-those of ggml (https://github.com/ggml-org/ggml, `ggml-common.h`). Everything is integer arithmetic on single bytes, and
-then float32: inductor makes one kernel of it, which reads bytes and writes weights in the dtype of the product.
+A tensor is a sequence of blocks of equal size in bytes; each contains numbers of a few bits, and scales. The formats
+are ggml's (https://github.com/ggml-org/ggml, `ggml-common.h`). All arithmetic is on integers of single bytes, and then
+in float32: inductor makes one kernel of it, which reads bytes and writes weights in the dtype of the product.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Of IQ4_NL and IQ4_XS. Two constants of 64 bits hold it, so no table has to be in the GPU's memory.
+# Of IQ4_NL and IQ4_XS. Two constants of 64 bits contain it, so that no table has to be in the GPU's memory.
 _CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FIRST, _SECOND = (
     int.from_bytes(bytes(n & 255 for n in half), "little", signed=True) for half in (_CODEBOOK[:8], _CODEBOOK[8:])
@@ -48,9 +48,9 @@ class BlockFormat:
 
 
 def decoded(name: str, data: Tensor, shape: Sequence[int]) -> Tensor:
-    """The numbers of a tensor in the format `name` of `FORMATS`, in float32 and in this shape. data: its bytes.
+    """Return the numbers of a tensor in the format `name` of `FORMATS`, in float32 and this shape. data: its bytes.
 
-    The last operations have the shape of the result: so inductor keeps what is between them and a cast in registers.
+    The last operations have the shape of the result, so that inductor keeps their values in registers up to a cast.
     """
     block = FORMATS[name]
     fields = torch.split(data.reshape(-1, block.bytes).to(torch.int32), list(block.sizes), dim=1)
@@ -130,7 +130,7 @@ def _q3_k(hmask: Tensor, qs: Tensor, scales: Tensor, d: Tensor) -> Numbers:
 
 
 def _k_with_minima(d: Tensor, dmin: Tensor, scales: Tensor, quants: Tensor) -> Numbers:
-    """Twelve bytes hold the eight scales and eight minima, six bits each."""
+    """Twelve bytes contain the eight scales and eight minima, six bits each."""
     a, b, c = (part[:, None, :] for part in torch.split(scales, 4, dim=1))
     second = torch.arange(2, device=scales.device)[None, :, None] == 1
     scale = torch.where(second, (c & 15) | ((a >> 6) << 4), a & 63)

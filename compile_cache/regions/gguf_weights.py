@@ -1,8 +1,8 @@
 """Weights of GGUF files, as ComfyUI-GGUF and its forks keep them: a tensor of bytes that knows its format.
 
 Such a tensor has `tensor_type` (the format, an enumeration of the package gguf, or None), `tensor_shape` (of its
-numbers) and `patches` (LoRAs). Its module decodes it in each call, and then applies the LoRAs. A trace gets the numbers
-in its place, decoded from the bytes: then the module has a plain weight, and casts it as core's modules do.
+numbers) and `patches` (LoRAs). Its module decodes it in each call, and then applies the LoRAs. A trace replaces it by
+its numbers, decoded from the bytes, so that the module has a plain weight and casts it as core's modules do.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 from .gguf_types import FORMATS, decoded
 
-LAYOUT = "GGUF "  # how the names of these layouts begin: "GGUF Q4_K"
+LAYOUT = "GGUF "  # prefix of the names of these layouts: "GGUF Q4_K"
 _PLAIN = (None, "F32", "F16")  # numbers that need no decoding
 
 
 class GGUFForm:
-    """How the bytes of one weight become its numbers: see `WeightForm`."""
+    """The format in which one weight's bytes encode its numbers: see `WeightForm`."""
 
     count = 1
 
@@ -42,39 +42,39 @@ class GGUFForm:
         return [_alias(weight)]
 
     def packed(self, data: torch.Tensor) -> torch.Tensor:
-        """A weight of this form that consists of these bytes, and has no LoRAs."""
+        """Return a weight of this form that consists of these bytes and has no LoRAs."""
         made: Any = data.as_subclass(self.kind)
         made.tensor_type, made.tensor_shape, made.patches = self.tensor_type, torch.Size(self.shape), []
         found: torch.Tensor = made
         return found
 
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """The numbers, in the dtype of the file or in float32: finer than any that the packs decode in."""
+        """Return the numbers, in the file's dtype or in float32, which is finer than any that the packs decode to."""
         (data,) = parts
         return data if self.format in _PLAIN else decoded(self.format, data, self.shape)
 
 
 def is_gguf(weight: Any) -> bool:
-    """A tensor of the packs. Reading its shape makes it remember one, if it was not given any."""
+    """True for a tensor of the packs. Reading its shape makes it store one if it has none."""
     return is_gguf_class(type(weight)) and weight.shape is not None and "tensor_shape" in vars(weight)
 
 
 def is_gguf_class(kind: type) -> bool:
-    """The class of such tensors, whatever pack it is of: it says another shape than that of its bytes."""
+    """True for the class of such tensors, of any pack: it reports the shape of its numbers, not of its bytes."""
     return issubclass(kind, torch.Tensor) and isinstance(getattr(kind, "shape", None), property)
 
 
 def patches_of(weight: Any) -> Sequence[tuple[Sequence[Any], str]]:
-    """Groups of core's patches (LoRAs) that the packs add to a weight in each call, each with the weight's name."""
+    """Return groups of core's patches (LoRAs) that the packs add to a weight in each call, each with its name."""
     found: Sequence[tuple[Sequence[Any], str]] = getattr(weight, "patches", None) or ()
     return found
 
 
 def without_class(value: Any) -> Any:
-    """A tensor of the packs that needs no decoding, as a plain one on the same memory; any other value as it is.
+    """Return a tensor of the packs that needs no decoding as a plain one on the same memory; any other value unchanged.
 
-    Where core gives a module its weights as they are in the file (DynamicVRAM), results of core's own layers have the
-    packs' class.
+    If core gives a module the weights of the file without a conversion (DynamicVRAM), results of core's own layers have
+    the packs' class.
     """
     if not is_gguf_class(type(value)) or _format(value) not in _PLAIN or patches_of(value):
         return value
@@ -82,7 +82,7 @@ def without_class(value: Any) -> Any:
 
 
 def why_unknown(weight: Any) -> str:
-    """Why a tensor of the packs has no form, for people; empty if it has one."""
+    """Return why a tensor of the packs has no form, for users; empty if it has one."""
     try:
         GGUFForm(weight)
     except ValueError as error:
@@ -104,5 +104,5 @@ def _refuse_unknown(format: str, size: int, shape: tuple[int, ...]) -> None:
 
 
 def _alias(weight: Any) -> torch.Tensor:
-    """The same memory as a plain tensor: methods of a subclass give that subclass again, the constructor does not."""
+    """Return a plain tensor on the same memory: methods of a subclass return the subclass, the constructor does not."""
     return torch.Tensor(weight)

@@ -1,7 +1,7 @@
-"""Keep what prologues computed, for calls in which their inputs have the same values.
+"""Keep the results of prologues, for calls in which their inputs have the same values.
 
-A prologue (see `dependence`) depends on weights and on the time. Its results are found by the values of its inputs, bit
-for bit, so a key needs no name of a noise level.
+A prologue (see `dependence`) depends on weights and on the time. Its results are looked up by the values of its inputs,
+bit for bit, so a key needs no name of a noise level.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Inputs = Sequence[torch.Tensor]
 class KeptResults:
     """The results of the prologues of one model, in at most `limit` bytes.
 
-    What finds no room drops everything else, and what is larger than the limit is computed in each call.
+    A call's results that do not fit evict all others; results larger than the limit are computed in each call.
 
     Not thread-safe: callers hold the cache's lock.
     """
@@ -30,10 +30,10 @@ class KeptResults:
         self.bytes = 0
         self._counters = counters or Counters()
         self._results: dict[tuple[Hashable, Content], list[torch.Tensor]] = {}
-        self._inputs: list[torch.Tensor] = []  # those that were read last; held, so no others get their identities
+        self._inputs: list[torch.Tensor] = []  # the inputs read last; kept alive, so no others get their ids
         self._values: Content = ()
         self._versions: list[int] = []
-        self._places: set[Hashable] = set()  # that this call has come to
+        self._places: set[Hashable] = set()  # that this call has reached so far
         self._is_written = False  # the model writes to such inputs between two blocks of a call
 
     def get(
@@ -43,20 +43,20 @@ class KeptResults:
         compute: Callable[[Sequence[Inputs]], Sequence[Sequence[torch.Tensor]]],
         ahead: Callable[[], Mapping[Content, Inputs]] = dict,
     ) -> list[torch.Tensor]:
-        """The results of the prologue at `place` for these inputs, computed if they are not known.
+        """Return the results of the prologue at `place` for these inputs, computed if they are not known.
 
-        compute: the results for each of some inputs. ahead: inputs of later calls, by their `values_of`; if anything is
-        computed, so is what these need. No caller may write to the results. Raises what `compute` and `ahead` raise.
+        compute: returns the results for each of several inputs. ahead: returns inputs of later calls by `values_of`; a
+        computation includes their results. No caller may write to results. Raises errors of `compute` and `ahead`.
         """
         now = self._read(place, inputs)
         if (place, now) in self._results:
             self._counters.prologue_reuses += 1
             return self._results[place, now]
-        later = {} if self._is_written else ahead()  # a write between two blocks is foreseen by nobody
+        later = {} if self._is_written else ahead()  # a write between two blocks is unpredictable
         wanted = {now: inputs, **{key: each for key, each in later.items() if (place, key) not in self._results}}
         for key, results in zip(wanted, compute(list(wanted.values())), strict=True):
             self._counters.prologue_runs += 1
-            # In memory of their own: not of an input, which may change, nor of something larger.
+            # Copied: they may share memory with an input, which may change, or with a larger buffer.
             kept = [result.clone(memory_format=torch.contiguous_format) for result in results]
             if key == now:
                 found = kept
@@ -72,7 +72,7 @@ class KeptResults:
             self._count(size)
 
     def forget(self) -> None:
-        """Let all results go: the weights changed, or the run is over."""
+        """Drop all results: the weights changed, or the run is over."""
         self._drop()
         self._inputs, self._places = [], set()
 
@@ -85,13 +85,13 @@ class KeptResults:
         self._counters.kept_bytes += size
 
     def _read(self, place: Hashable, inputs: Inputs) -> Content:
-        """The values of the inputs: read once for all blocks of a call that get the same tensors.
+        """Return the values of the inputs, read once for all blocks of a call that get the same tensors.
 
-        A place that comes again begins another call, and a tensor may have other values in it. A write between two
-        blocks shows in torch's count of writes. Of a tensor that was made in inference mode torch counts none, and a
-        look at its values at each block would make the host wait for the GPU there. A block that writes to its inputs
-        is not split (`dependence`), and a model that writes between two blocks does so in its first step, in which
-        every place computes: there the values are read for each block.
+        A repeated place begins another call, in which a tensor may have other values. A write between two blocks shows
+        in torch's version counter. Tensors of inference mode have no such counter, and reading their values at each
+        block would make the host wait for the GPU. A block that writes to its inputs is not split (`dependence`), and a
+        model that writes between two blocks does so in its first step, in which every place computes: there the values
+        are read for each block.
         """
         versions = [each._version for each in inputs if not each.is_inference()]
         if place in self._places or versions != self._versions or not are_same(inputs, self._inputs):
@@ -105,12 +105,12 @@ class KeptResults:
 
 
 def are_same(inputs: Inputs, others: Inputs) -> bool:
-    """They are the same tensors."""
+    """True if they are the same tensors."""
     return len(inputs) == len(others) and all(a is b for a, b in zip(inputs, others, strict=True))
 
 
 def values_of(inputs: Inputs) -> Content:
-    """The bits of these tensors, their shapes, dtypes and devices. On a GPU it waits for its work."""
+    """Return the bits of these tensors, their shapes, dtypes and devices. Waits for the GPU's work."""
     return tuple((tuple(each.shape), each.dtype, str(each.device), _bytes_of(each)) for each in inputs)
 
 

@@ -1,7 +1,7 @@
-"""The operator by which a region returns a tensor in memory of its own.
+"""The operator by which a region returns a tensor in separate memory.
 
-Inductor lets a result be a part of a larger buffer, which then lives as long as the result. What a block carries over
-to its next call would keep twice its size.
+Inductor may make a result part of a larger buffer, which then lives as long as the result. A tensor that a block keeps
+for its next call would keep twice its size alive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..torch_facts.operators import defined
 
 
 def own_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor that shares no memory, also in compiled code."""
+    """Return a copy of a tensor that shares no memory, also in compiled code."""
     return operator()(tensor)
 
 

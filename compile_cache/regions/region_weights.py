@@ -1,8 +1,8 @@
 """The weights of a block as inputs of its regions.
 
 Compiled code takes the weights of a block as its first inputs, before the block's own, so all blocks of one structure
-share it. `weight_inputs` says which tensors stand for the weights, `given_as_inputs` puts a trace's tensors in their
-place, and `cast_pattern` says which weights a region can take. A quantized weight is several inputs: its parts.
+share it. `weight_inputs` returns the tensors of the weights, `given_as_inputs` replaces them by a trace's tensors, and
+`cast_pattern` checks that a region supports the weights. A quantized weight is several inputs: its parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .structure import parts
 from .weight_parts import PLAIN, form_of, is_plain, parts_of, why_unreadable
 
 _FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
-PLAIN_WEIGHTS = "plain"  # they reach the computation as they are
+PLAIN_WEIGHTS = "plain"  # no weight is cast before the computation
 _STREAMED = BypassReason(
     BypassCode.STREAMED_WEIGHTS,
     "weights are not all on the device (low VRAM); blocks with such weights run eagerly",
@@ -31,16 +31,16 @@ _PATCHED = BypassReason(
 
 
 def weight_slots(module: torch.nn.Module, without: Sequence[str] = ()) -> list[Slot]:
-    """The slots of the weights of `module`, each weight once, in the order in which its regions take them.
+    """Return the slots of the weights of `module`, each weight once, in the order of its regions' inputs.
 
-    Callers keep the slots, not the tensors, and read them before each call: so a Parameter that was replaced (by a
-    LoRA, by an unload) takes effect at once. `without`: children whose weights are left out.
+    Callers keep the slots, not the tensors, and read them before each call, so that a replaced Parameter (by a LoRA, by
+    an unload) takes effect at once. `without`: children whose weights are left out.
     """
     return [slots[0] for slots in _tied_slots(module, without)]
 
 
 def weight_inputs(slots: Iterable[Slot]) -> list[torch.Tensor]:
-    """The inputs of a region for the weights in these slots: the parts of each, one after the other."""
+    """Return a region's inputs for the weights in these slots: the parts of each weight, one after the other."""
     weights = [own[name] for own, name in slots]
     if PLAIN.issuperset(map(type, weights)):
         return weights
@@ -48,9 +48,9 @@ def weight_inputs(slots: Iterable[Slot]) -> list[torch.Tensor]:
 
 
 def weight_layouts(slots: Iterable[Slot]) -> list[str]:
-    """For each of `weight_inputs`, the layout of the quantized weight whose numbers it holds, else an empty text.
+    """Return, for each of `weight_inputs`, the layout of the quantized weight whose numbers it contains, or "".
 
-    For a plain weight in fp8 it is the name of its dtype: "float8_e4m3fn".
+    For a plain weight in fp8, the layout is the name of its dtype: "float8_e4m3fn".
     """
     found: list[str] = []
     for own, name in slots:
@@ -64,7 +64,7 @@ def _of_plain(weight: torch.Tensor) -> str:
 
 
 def weight_forms(slots: Iterable[Slot]) -> tuple[tuple[int, str], ...]:
-    """The forms of the composite weights in these slots, each with its number; empty if all are plain."""
+    """Return (number of the slot, form) of each composite weight in these slots; empty if all are plain."""
     weights = [own[name] for own, name in slots]
     if PLAIN.issuperset(map(type, weights)):
         return ()
@@ -75,8 +75,8 @@ def weight_forms(slots: Iterable[Slot]) -> tuple[tuple[int, str], ...]:
 def given_as_inputs(
     module: torch.nn.Module, without: Sequence[str], inputs: Sequence[torch.Tensor]
 ) -> AbstractContextManager[None]:
-    """Inside, the weights of `module` consist of these inputs, in the order of `weight_inputs`; a tied weight in each
-    slot. Raises ValueError for another number of inputs.
+    """Inside, the weights of `module` are built from these inputs, in the order of `weight_inputs`; a tied weight fills
+    each of its slots. Raises ValueError for a wrong number of inputs.
     """
     tied = [(slots, own[name]) for slots in _tied_slots(module, without) for own, name in slots[:1]]
     counts = [1 if form is None else form.count for form in (form_of(weight) for _, weight in tied)]
@@ -92,7 +92,7 @@ def given_as_inputs(
 
 
 def _tied_slots(module: torch.nn.Module, without: Sequence[str]) -> list[list[Slot]]:
-    """Every slot of each weight: parameters first, then buffers."""
+    """Return every slot of each weight: parameters first, then buffers."""
     inside = [part for _, part in parts(module, without)]
     found: dict[tuple[str, int], list[Slot]] = {}
     for member in ("_parameters", "_buffers"):
@@ -110,13 +110,13 @@ def cast_pattern(
     device: torch.device,
     policy: ModuleAttributePolicy,
 ) -> str | BypassReason:
-    """The form in which a block's weights reach a computation in `dtype`: PLAIN_WEIGHTS, or which of `casting` cast
-    theirs and how quantized ones are laid out. The reason if a region cannot take them: some are elsewhere, are of an
-    unknown subclass, or are patched on their way in.
+    """Return the form in which a block's weights enter a computation in `dtype`: PLAIN_WEIGHTS, or a text of the casts
+    of modules and the layouts of quantized weights. Returns the reason if a region does not support them: some are on
+    another device, are of an unknown subclass, or are patched before use.
 
-    casting: the block's modules that may cast or patch their weights before use, as `policy` says. A cast to another
-    dtype is traced as a part of the region. A cast to the same dtype does nothing; the flag stays set on modules whose
-    weights were streamed once. A patch is a Python function that may change between calls, so it cannot be traced.
+    casting: the block's modules that may cast or patch their weights before use, according to `policy`. A cast to
+    another dtype is traced as part of the region. A cast to the same dtype does nothing; the flag stays set on modules
+    that once streamed weights. A patch is a Python function that may change between calls, so it cannot be traced.
     """
     weights = [own[name] for own, name in slots]
     unknown = next((weight for weight in weights if not _is_known(weight, policy)), None)

@@ -19,7 +19,7 @@ from .slots import swapped
 # One entry per dimension of an input. A name makes the dimension dynamic; equal names mean equal sizes. None: static.
 Dims = tuple[str | None, ...]
 RegionFunction = Callable[..., Any]
-# Hooks report through it why a block runs its original.
+# Hooks call it with the reason why a block runs its original.
 Bypass = Callable[[BypassReason], None]
 
 
@@ -29,16 +29,16 @@ class RegionSite:
 
     Sites with equal `kind`, `dims` and module structure share compiled code; only their weights differ.
 
-    name: the place in the model, for people: "input_blocks.4.1".
-    kind: which code runs: "ResBlock".
+    name: the place in the model, for users: "input_blocks.4.1".
+    kind: the code that runs: "ResBlock".
     without: modules inside the module that the function does not run, by name.
     structure: a digest of the module and of everything else that the function depends on. None: the digest of the
         module alone (`structure_digest`).
-    attends: False if the function surely computes no attention; then torch's switches of attention are not in its key.
-    times: indices of the inputs that follow the noise level alone (see `dependence`). They change nothing of what the
-        region computes.
-    others: for the site's first input, sites that other calls of the same block run, each with inputs of a right shape
-        and without contents. A call that waits for nothing leaves these to be compiled too, after all that calls need.
+    attends: False if the function surely computes no attention; then its key leaves out torch's attention switches.
+    times: indices of the inputs that depend on the noise level alone (see `dependence`). They do not change the
+        region's results.
+    others: returns, for the site's first input, the sites that other calls of the same block run, each with inputs of
+        the right shapes without data. A call that waits for no code queues them after all regions that calls need.
     """
 
     name: str
@@ -57,9 +57,9 @@ class RegionSite:
 class Hook:
     """A replacement for one module's `forward`, installed only while a call runs through the regions.
 
-    sites: those that are known before a call. A hook may make more of them while it runs.
-    label: kind and name of the sites that it makes while it runs. structure: where it makes sites, a digest of the
-    module: hooks of one kind and structure share their regions. origin: how the block was found, for people.
+    sites: the sites that are known before a call. A hook may make more while it runs.
+    label: kind and name of the sites that it makes while it runs. structure: if it makes sites, a digest of the module:
+    hooks of one kind and structure share their regions. origin: how the block was detected, for users.
     """
 
     module: torch.nn.Module
@@ -75,8 +75,8 @@ class Hook:
         return [(site.kind, site.name) for site in self.sites] + ([] if self.label is None else [self.label])
 
 
-# An input of a region. A list of one tensor, not the first, gives it away: the region empties the list, and frees the
-# tensor after its last use.
+# An input of a region. A list of one tensor, not as the first input, donates it: the region empties the list, and frees
+# the tensor after its last use.
 Input = torch.Tensor | list[torch.Tensor]
 
 
@@ -90,23 +90,23 @@ class RegionRunner(Protocol):
 
 
 class LendingRunner(Protocol):
-    """The same, of a backend. lend: of a site whose weights are not in place: they are while it is open. An original
-    loads its own.
+    """A backend's `RegionRunner`. lend: for a site whose weights are not in place, a context in which they are. An
+    original loads its own weights.
     """
 
     def __call__(self, site: RegionSite, *inputs: Input, lend: Lend | None = None) -> Any: ...
 
 
 def taken(inputs: Sequence[Input]) -> list[torch.Tensor]:
-    """The tensors of inputs; those that were given away are in no list any more."""
+    """Return the tensors of inputs, and remove donated ones from their lists."""
     return [each.pop() if isinstance(each, list) else each for each in inputs]
 
 
 class Progress(Protocol):
-    """Shows the progress of a call, and can cancel it.
+    """Shows the progress of a call, and can cancel the call.
 
-    `cancellations` are the exceptions that mean "cancelled", also when other code raises them. They are always raised
-    on, and never counted as a failure.
+    `cancellations` are the exceptions that mean "cancelled", also when other code raises them. They are always
+    re-raised, and never counted as a failure.
     """
 
     cancellations: tuple[type[BaseException], ...]
@@ -120,11 +120,11 @@ class Progress(Protocol):
         ...
 
     def prompt_runs(self) -> bool:
-        """A prompt runs now, this call's or another one."""
+        """Return True while a prompt runs, this call's or another one."""
         ...
 
     def cancel_again(self) -> None:
-        """Cancel the prompt that runs: a cancellation was raised outside its thread, and counts no more."""
+        """Cancel the running prompt again: a cancellation was raised outside its thread, and had no effect on it."""
         ...
 
     def report(self, done: int, total: int) -> None:
@@ -159,7 +159,7 @@ def installed(hooks: Sequence[Hook]) -> AbstractContextManager[None]:
     """Install the hooks for one call, and remove them afterwards. Of two hooks for one module, the first counts.
 
     A hook is an instance attribute that shadows the class's `forward`. A module that already has such an attribute was
-    patched by another pack, and stays as it is.
+    patched by another pack, and is not hooked.
     """
     own = [(hook.module.__dict__, hook) for hook in reversed(hooks)]
     return swapped((attributes, "forward", hook.forward) for attributes, hook in own if "forward" not in attributes)

@@ -1,4 +1,4 @@
-"""A copy of a block without its weights: it can be traced at any time, whatever happens to the block meanwhile."""
+"""A copy of a block without its weights: it can be traced at any time, regardless of later changes to the block."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..attribute_policy import PLAIN, ModuleAttributePolicy
 from .gguf_weights import GGUFForm
 from .weight_parts import form_of, is_plain
 
-_CHANGING = (list, dict, set)  # a load of a LoRA adds to such lists in place
+_CHANGING = (list, dict, set)  # loading a LoRA extends such lists in place
 
 
 def skeleton_of(module: torch.nn.Module, policy: ModuleAttributePolicy = PLAIN) -> torch.nn.Module:
-    """The module and all below it, with weights on the device "meta". It shares the other attributes, but for copies of
-    lists, dictionaries and sets, and has no bookkeeping, which may hold memory.
+    """Return a copy of the module and all below it, with weights on the device "meta". Lists, dictionaries and sets are
+    copied, other attributes shared, and bookkeeping is left out, because it may keep memory alive.
     """
-    needed = (policy.casts, *policy.weight_patches)  # bookkeeping for a digest, and yet the module's code reads it
+    needed = (policy.casts, *policy.weight_patches)  # bookkeeping for a digest, but the module's code reads it
     made: dict[int, torch.nn.Module] = {}
     weights: dict[int, Any] = {}
 
@@ -54,7 +54,7 @@ def _without_contents(weight: Any, made: dict[int, Any]) -> Any:
                 is_parameter = isinstance(weight, torch.nn.Parameter)
                 made[id(weight)] = torch.nn.Parameter(empty, requires_grad=False) if is_parameter else empty
             else:
-                made[id(weight)] = torch.empty(0, device="meta")  # no region takes it, so no trace reads it
+                made[id(weight)] = torch.empty(0, device="meta")  # no region supports it, so no trace reads it
     return made[id(weight)]
 
 

@@ -1,4 +1,4 @@
-"""Exchange entries of modules' dictionaries (weights, parts, a forward) for a while, and put back what was there."""
+"""Replace entries of modules' dictionaries (weights, parts, a forward) temporarily, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Where a module keeps something: its `_parameters`, `_buffers`, `_modules` or `__dict__`, and the name there.
+# An entry of a module: its `_parameters`, `_buffers`, `_modules` or `__dict__`, and the name in it.
 Slot = tuple[dict[str, Any], str]
 
 _ABSENT = object()
@@ -16,11 +16,11 @@ _ABSENT = object()
 
 @contextmanager
 def swapped(values: Iterable[tuple[dict[Any, Any], Any, Any]]) -> Iterator[None]:
-    """Inside, each slot (dictionary, name) has the value that is given with it.
+    """Inside, each slot (dictionary, name) has the value of its triple.
 
-    At the end, and after any error, each slot has again what it had at the beginning; a name that was absent is absent.
-    That holds too where the body exchanged a slot itself: what it put there is dropped, and only slots that are not
-    named here keep what the body put into them. If a slot is named twice, the later value counts. Swaps may nest.
+    At the end, and after any error, each slot is restored; a name that was absent is removed. This drops values that
+    the body itself assigned to these slots; only slots that are not named here keep the body's values. If a slot is
+    named twice, the later value counts. Swaps may nest.
     """
     values = list(values)
     before = [(own, name, own.get(name, _ABSENT)) for own, name, _ in values]
@@ -37,7 +37,7 @@ def swapped(values: Iterable[tuple[dict[Any, Any], Any, Any]]) -> Iterator[None]
 
 
 def tensor_slots(*modules: torch.nn.Module) -> list[Slot]:
-    """The slots of each module's own parameters, then of its buffers. Modules below it are left out."""
+    """Return the slots of each module's own parameters, then of its buffers. Submodules are left out."""
     return [
         (own, name)
         for module in modules
@@ -49,9 +49,9 @@ def tensor_slots(*modules: torch.nn.Module) -> list[Slot]:
 
 
 def all_parts(module: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """`module` and all modules below it, each once with its name, in the order of `named_modules`.
+    """Return `module` and all modules below it, each once with its name, in the order of `named_modules`.
 
-    That generator goes through all levels for each module: 17,000 steps for the 2,034 modules of SDXL's UNet.
+    That generator passes each module through all levels: 17,000 steps for the 2,034 modules of SDXL's UNet.
     """
     found: dict[torch.nn.Module, str] = {}
     waiting = [("", module)]

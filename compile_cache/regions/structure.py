@@ -1,7 +1,7 @@
 """The structure of a module: everything that a trace of it can depend on, except the values of its weights.
 
-Modules of equal structure share compiled code. If the digest has too much in it, a region is compiled twice; if it has
-too little, images are wrong. So every plain attribute counts unless it is known not to matter.
+Modules of equal structure share compiled code. If the digest contains too much, a region is compiled twice; if it
+contains too little, images are wrong. So every plain attribute counts unless it is known not to matter.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NO_SETTINGS = TORCH_OWN | HOOKED
 
 @dataclasses.dataclass(slots=True)
 class Memo:
-    """Digests by id(module), and the names of classes, for one survey of a model that does not change meanwhile."""
+    """Digests by id(module), and the names of classes, for one survey of a model that does not change during it."""
 
     digests: dict[int, str] = dataclasses.field(default_factory=dict)
     names: dict[type, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 def parts(module: torch.nn.Module, without: Sequence[str] = ()) -> list[tuple[str, torch.nn.Module]]:
-    """`module` and all modules below it, by name, except the children `without`."""
+    """Return `module` and all modules below it, by name, except the children `without`."""
     inside = tuple(f"{child}." for child in without)
     found = [(name, part) for part, name in all_parts(module).items()]
     return [each for each in found if each[0] not in without and not each[0].startswith(inside)] if inside else found
@@ -48,11 +48,11 @@ def structure_digest(
     ignored: Collection[str] = (),
     policy: ModuleAttributePolicy = PLAIN,
 ) -> str:
-    """A digest of `module` and all modules below it: classes, settings, and the shapes, dtypes and ties of weights.
+    """Return a digest of `module` and all below it: classes, settings, and the shapes, dtypes and ties of weights.
 
     memo: shares the digests of parts between calls, so that a survey of a model computes each part once.
-    without: children of `module` to leave out. ignored: names of plain attributes that do not matter. policy: which
-    attributes are no part of the structure, and whose source is.
+    without: children of `module` to leave out. ignored: names of plain attributes that do not matter. policy: says
+    which attributes are no part of the structure, and for which classes the source is a part.
     """
     ties = _ties([part for _, part in parts(module, without)])
     return repr_digest((ties, _digest(module, memo or Memo(), policy, True, without, ignored)))
@@ -100,10 +100,10 @@ def _form(weight: torch.Tensor) -> str:
 def settings(
     module: torch.nn.Module, is_root: bool, policy: ModuleAttributePolicy = PLAIN
 ) -> tuple[tuple[str, object], ...]:
-    """The plain attributes of one module: (name, value), in the order in which they were set.
+    """Return the plain attributes of one module: (name, value), in the order in which they were set.
 
     `is_root`: the module is the one that runs through the cache, not a part of it. Then its `HOOKED` attributes do not
-    count: they are ours, or what the removal of a patch leaves behind. policy: see `structure_digest`.
+    count: they are ours, or the remains of a removed patch. policy: see `structure_digest`.
     """
     switch, reader = policy.switch
     return tuple(
@@ -117,7 +117,7 @@ def settings(
 
 
 def unknown_setting(modules: Collection[torch.nn.Module], policy: ModuleAttributePolicy = PLAIN) -> str:
-    """An attribute that the code of these modules reads and that `settings` cannot describe; empty if there is none."""
+    """Name an attribute that these modules' code reads and that `settings` cannot describe; empty if there is none."""
     left_out = _NO_SETTINGS | policy.bookkeeping
     for module in modules:
         for name, value in vars(module).items():
@@ -131,6 +131,6 @@ def unknown_setting(modules: Collection[torch.nn.Module], policy: ModuleAttribut
 
 
 def _ties(modules: Iterable[torch.nn.Module]) -> tuple[int, ...]:
-    """A number for each weight, in order; equal numbers mean the same tensor."""
+    """Return a number for each weight, in order; equal numbers mean the same tensor."""
     numbers: dict[int, int] = {}
     return tuple([numbers.setdefault(id(own[name]), len(numbers)) for own, name in tensor_slots(*modules)])

@@ -1,7 +1,7 @@
-"""Weights that consist of several tensors (quantized ones): taken apart, described, and put together again.
+"""Weights that consist of several tensors (quantized ones): split into parts, described, and put together again.
 
-Core's list their parts by torch's protocol for traceable subclasses (`__tensor_flatten__`, `__tensor_unflatten__`).
-Those of GGUF files are bytes in one tensor, see `gguf_weights`.
+Core's weights list their parts by torch's protocol for traceable subclasses (`__tensor_flatten__`,
+`__tensor_unflatten__`). The weights of GGUF files are bytes in one tensor, see `gguf_weights`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ PLAIN = frozenset({torch.nn.Parameter, torch.Tensor})  # see `is_plain`
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """True if the tensor is one buffer, and no subclass with a layout of its own."""
+    """True if the tensor is one buffer, and not a subclass with its own layout."""
     return type(tensor) in PLAIN
 
 
 class WeightForm(Protocol):
-    """How a weight consists of its parts: everything about it but their values.
+    """The composition of a weight: everything about it except the values of its parts.
 
-    kind: the class of the weight. text: all of it, with the shapes and dtypes of the parts; equal in every process for
-    weights that compute alike.
+    kind: the class of the weight. text: the whole form, with the shapes and dtypes of the parts; equal in every process
+    for weights that compute alike.
     """
 
     @property
@@ -39,24 +39,24 @@ class WeightForm(Protocol):
 
     @property
     def layout(self) -> str:
-        """The name of the layout, for people and for tables: "TensorWiseINT8Layout"; empty if it is not quantized."""
+        """The name of the layout, for users and tables: "TensorWiseINT8Layout"; empty if it is not quantized."""
 
     @property
     def count(self) -> int:
         """The number of its parts."""
 
     def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors that a weight of this form consists of, each plain or composite."""
+        """Return the tensors that a weight of this form consists of, each plain or composite."""
 
     def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """A weight of this form from other parts, with the shape of `like`."""
+        """Return a weight of this form made of other parts, with the shape of `like`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlattenedForm:
     """The form of a weight that lists its parts by torch's protocol.
 
-    names: the attributes that hold the parts. context: what the protocol needs to put them together.
+    names: the attributes of the parts. context: the protocol's data to put them together.
     """
 
     kind: type
@@ -82,12 +82,12 @@ class FlattenedForm:
         return made
 
 
-# To list the parts of one weight takes 10 us, and a call reads hundreds of weights.
+# Listing the parts of one weight takes 10 us, and a call reads hundreds of weights.
 _forms: Any = WeakIdKeyDictionary()
 
 
 def form_of(weight: torch.Tensor) -> WeightForm | None:
-    """The form of a composite weight; None for a plain one, and for a class or a format that is unknown."""
+    """Return the form of a composite weight; None for a plain one, and for an unknown class or format."""
     if is_plain(weight):
         return None
     known: WeightForm | None = _forms.get(weight)
@@ -95,26 +95,26 @@ def form_of(weight: torch.Tensor) -> WeightForm | None:
 
 
 def read_anew(weight: torch.Tensor) -> WeightForm | None:
-    """The form of a weight, read again because a part may be another."""
+    """Read the form of a weight again, because a part may have been replaced."""
     form = _forms[weight] = _read(weight)
     return form
 
 
 def forms_in(module: torch.nn.Module | None) -> list[WeightForm]:
-    """The forms of the composite parameters of a module and of all below it; buffers are left out."""
+    """Return the forms of the composite parameters of a module and of all below it; buffers are left out."""
     own = [] if module is None else [part._parameters for part in all_parts(module) if part._parameters]
     found = [weight for each in own for weight in each.values() if weight is not None and type(weight) not in PLAIN]
     return [form for form in map(form_of, found) if form is not None]
 
 
 def parts_of(weight: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a weight consists of: itself, unless it is composite."""
+    """Return the tensors that a weight consists of: itself, unless it is composite."""
     form = form_of(weight)
     return [weight] if form is None else form.parts(weight)
 
 
 def why_unreadable(weight: torch.Tensor) -> str:
-    """Why a weight that is neither plain nor composite cannot be read, for people."""
+    """Return why a weight that is neither plain nor composite cannot be read, for users."""
     known = is_gguf(weight) and why_unknown(weight)
     return known or f"a weight is a {type(weight).__name__}, whose layout Resolute does not know"
 

@@ -5,9 +5,9 @@
                                                  machine code and torch's own pickles
     FOLDER/<environment>/<key>.lock              held by the process that compiles this key
 
-A payload is executable code, so the store refuses a folder that other users can write to or exchange, and a file of
-another user. An artifact is removed where its bytes prove that it is damaged or from another environment. Where it only
-cannot be read or loaded, it stays for the next process. An error in the store never costs more than a compile.
+A payload is executable code, so the store refuses a folder that other users can write to or replace, and a file of
+another user. An artifact is removed if its bytes prove that it is damaged or from another environment. If it merely
+cannot be read or loaded, it is kept for the next process. An error in the store never costs more than a compile.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT_FILE = "environment.json"
 DIGEST_CHARS = 16  # characters of a digest in a file name
 ENDING = ".region"
-_SKEW_SECONDS = 60.0  # by which another process or machine may be ahead
-_ABANDONED_SECONDS = 3600.0  # a half-written file of this age has no writer any more
+_SKEW_SECONDS = 60.0  # by which the clock of another process or machine may be ahead
+_ABANDONED_SECONDS = 3600.0  # a half-written file of this age has lost its writer
 
 
 class StoreError(Exception):
@@ -60,7 +60,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class _Header:
-    """The first line of a file: all of an artifact but its payload. environment: its digest, which has the format."""
+    """The first line of a file: an artifact without its payload. environment: its digest, which covers the format."""
 
     environment: str
     key: str
@@ -72,7 +72,7 @@ class ArtifactStore:
     """The artifacts of one environment. Safe for several processes and threads."""
 
     def __init__(self, folder: Path, environment: EnvironmentFingerprint, limit_bytes: int) -> None:
-        """Make the folder. Raises StoreError if that fails, or if other users can write to it or exchange it."""
+        """Make the folder. Raises StoreError if that fails, or if other users can write to it or replace it."""
         self.environment = environment
         self._root = folder
         self._folder = folder / environment.digest()[:DIGEST_CHARS]
@@ -86,8 +86,8 @@ class ArtifactStore:
             raise StoreError(f"compiled code cannot be kept in {folder}: {error}; set RESOLUTE_STORE") from error
 
     def _prepare(self) -> None:
-        """Make the folders and check who may write to them, before each lock, read and write: people delete and
-        replace them while ComfyUI runs. Raises OSError, also where they are not private.
+        """Make the folders and check who may write to them, before each lock, read and write: users delete and
+        replace them while ComfyUI runs. Raises OSError, also if they are not private.
         """
         for each in (self._root, self._folder):
             make_private(each)
@@ -104,8 +104,8 @@ class ArtifactStore:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def load(self, key: str, known: frozenset[str] = frozenset()) -> list[Artifact]:
-        """The artifacts of a key, without those whose name is in `known`, and those that could not be loaded before.
-        Invalid ones are removed and logged. Raises OSError where the folder cannot be used.
+        """Return the artifacts of a key, except those named in `known` and those that could not be loaded before.
+        Invalid ones are removed and logged. Raises OSError if the folder cannot be used.
         """
         self._prepare()
         found = []
@@ -117,7 +117,7 @@ class ArtifactStore:
             except InvalidArtifactError as error:
                 self.discard(path.stem, str(error))
                 continue
-            except OSError as error:  # says nothing about the bytes
+            except OSError as error:  # the bytes may be valid
                 self.leave(path.stem, str(error))
                 continue
             if artifact.key == key:
@@ -127,7 +127,7 @@ class ArtifactStore:
         return found
 
     def read(self, name: str) -> Artifact:
-        """Read one artifact without touching it. Raises InvalidArtifactError, or OSError if it cannot be read."""
+        """Read one artifact without changing it. Raises InvalidArtifactError, or OSError if it cannot be read."""
         return artifact_of(name, read_regular_file(self._path(name), sys.maxsize), self.environment)
 
     def _path(self, name: str) -> Path:
@@ -139,20 +139,20 @@ class ArtifactStore:
         self.remove(name)
 
     def leave(self, name: str, why: str) -> None:
-        """Use an artifact no more in this process, which cannot read or load it, and log `why`. The file stays."""
+        """Stop using an artifact that this process cannot read or load, and log `why`. The file is kept."""
         logger.warning("Resolute: the stored region %s cannot be used now (%s); it is compiled, and stays", name, why)
         self._unusable.add(name)
 
     def names(self) -> list[str]:
-        """Names of all artifacts of this environment."""
+        """Return the names of all artifacts of this environment."""
         return [path.stem for path in files_in(self._folder, f"*{ENDING}") if path.is_file()]
 
     def sizes(self) -> dict[str, int]:
-        """Bytes on disk of each artifact of this environment, by name."""
+        """Return the bytes on disk of each artifact of this environment, by name."""
         return {path.stem: size for _, size, path in self._by_age() if path.parent == self._folder}
 
     def report(self) -> dict[str, int]:
-        """Number of artifacts of this environment (`regions`), bytes of all environments (`bytes`), and the `limit`."""
+        """Return the number of this environment's artifacts (`regions`), all environments' `bytes`, and the `limit`."""
         return {"regions": len(self.names()), "bytes": sum(size for _, size, _ in self._by_age()), "limit": self._limit}
 
     # --- writing -----------------------------------------------------------------------------------------------
@@ -169,16 +169,16 @@ class ArtifactStore:
         return True
 
     def build_lock(self, key: str) -> Any:
-        """Lock a key while it is compiled, so that of several processes one compiles it. Waits for nothing.
+        """Lock a key while it is compiled, so that only one of several processes compiles it. Does not wait.
 
-        Returns a lock with `release()`; None if another process has it. It goes with its process.
+        Returns a lock with `release()`; None if another process has it. The system releases it with its process.
         """
         import filelock  # a dependency of torch; inspecting a bundle needs neither, so import it here
 
-        # Not of one thread: the thread that compiles takes it, and a call that waits may release it.
+        # Not thread-local: the thread that compiles acquires it, and a call that waits may release it.
         lock = filelock.FileLock(self._folder / f"{key[:DIGEST_CHARS]}.lock", thread_local=False)
         try:
-            self._prepare()  # else filelock makes the folder, by the umask
+            self._prepare()  # else filelock makes the folder, with the umask's mode
             lock.acquire(blocking=False)
         except filelock.Timeout:
             return None
@@ -189,7 +189,7 @@ class ArtifactStore:
     # --- bounds ------------------------------------------------------------------------------------------------
 
     def _by_age(self) -> list[tuple[float, int, Path]]:
-        """(time of last use, bytes, path) of every artifact of every environment, oldest first."""
+        """Return (time of last use, bytes, path) of every artifact of every environment, oldest first."""
         found = []
         for path in files_in(self._root, f"*/*-*{ENDING}"):
             with contextlib.suppress(OSError):
@@ -198,8 +198,8 @@ class ArtifactStore:
         return sorted(found)
 
     def _trim(self, newest: str) -> None:
-        """Keep the artifact `newest`, however large it is. What has a time after its own is from before the clock went
-        back, so it is older than all others.
+        """Remove the least recently used artifacts beyond the limit, but never `newest`. An artifact with a later time
+        than `newest` dates from before the clock was set back, so it is older than all others.
         """
         entries = self._by_age()
         total = sum(size for _, size, _ in entries)
@@ -214,7 +214,7 @@ class ArtifactStore:
             total -= size
         for path in files_in(self._root, "*/*.tmp"):
             with contextlib.suppress(OSError):
-                # A time in the future is from before the clock went back.
+                # A time in the future dates from before the clock was set back.
                 if abs(time.time() - path.stat().st_mtime) > _ABANDONED_SECONDS:
                     try_unlink(path)
 
@@ -228,13 +228,13 @@ class ArtifactStore:
 
 
 def content_of(artifact: Artifact, environment: EnvironmentFingerprint) -> bytes:
-    """The bytes of an artifact's file."""
+    """Return the bytes of an artifact's file."""
     header = _Header(environment.digest(), artifact.key, artifact.label, artifact.about)
     return canonical_json(vars(header)) + b"\n" + artifact.payload
 
 
 def artifact_of(name: str, content: bytes, environment: EnvironmentFingerprint) -> Artifact:
-    """The artifact in the bytes of a file. Raises InvalidArtifactError for damage, another environment or name."""
+    """Return the artifact in a file's bytes. Raises InvalidArtifactError for damage, another environment or name."""
     end = content.find(b"\n", 0, MAX_BYTES)
     header: _Header = decoded(_Header, parse_json(content[: max(end, 0)]))
     if header.environment != environment.digest():

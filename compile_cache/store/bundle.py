@@ -4,8 +4,8 @@
     <name>.region       an artifact, as in the store
 
 The file is a tar of the store's folder, and the same content gives the same bytes. ComfyUI will run the code of an
-imported bundle, so only an explicit command imports one, and nothing in this module executes or unpacks a payload: what
-an artifact claims is verified as it is when the store loads one.
+imported bundle, so only an explicit command imports one, and nothing in this module executes or unpacks a payload. The
+claims of an artifact are verified as in a load by the store.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BundleReport:
 
 @dataclass(frozen=True)
 class Contents:
-    """A bundle's environment, and (name, label, bytes) of each valid artifact. refused: what is none, and why."""
+    """A bundle's environment, and (name, label, bytes) of each valid artifact. refused: invalid member -> reason."""
 
     environment: EnvironmentFingerprint
     artifacts: list[tuple[str, str, int]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Contents:
 
 
 def environments(folder: Path) -> dict[str, EnvironmentFingerprint]:
-    """The environments in the store `folder`, by the name of their subfolder."""
+    """Return the environments in the store `folder`, by the name of their subfolder."""
     found = {}
     for path in sorted(folder.glob(f"*/{ENVIRONMENT_FILE}")):
         try:
@@ -114,7 +114,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def read_contents(file: Path) -> Contents:
-    """Verify what a bundle holds. Raises BundleError if `file` is not a bundle of this version."""
+    """Verify the contents of a bundle. Raises BundleError if `file` is not a bundle of this version."""
     with _opened(file) as members:
         return _contents(file, members)
 
@@ -170,8 +170,8 @@ def require_room(contents: Contents, store: ArtifactStore) -> None:
 
 @dataclass(frozen=True)
 class _Members:
-    """The members of a bundle: where each begins, and its bytes. Only plain files with their data in place are read:
-    `tarfile` itself follows links, expands sparse files, and seeks where a header says.
+    """The members of a bundle: (start, bytes) of each. Only plain files with their data in place are read, because
+    `tarfile` itself follows links, expands sparse files, and seeks to any place that a header names.
     """
 
     stream: IO[bytes]
@@ -245,7 +245,7 @@ def _has(store: ArtifactStore, name: str) -> bool:
 
 
 def _environment(content: bytes) -> EnvironmentFingerprint:
-    """The environment in a file. Raises InvalidArtifactError if its components are not those of this version."""
+    """Return the environment in a file. Raises InvalidArtifactError if its components are not this version's."""
     environment: EnvironmentFingerprint = decoded(EnvironmentFingerprint, parse_json(content))
     if strange := [name for name, value in environment.components() if not str(value).isprintable()]:
         raise InvalidArtifactError(f"its environment's '{strange[0]}' is not printable text")

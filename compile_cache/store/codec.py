@@ -1,6 +1,6 @@
 """Dataclasses as JSON and back: the one codec for the files that Resolute keeps beside compiled code.
 
-What is read is checked value by value, because a file may be damaged, or from another version. Files are written
+Each value is checked when it is read, because a file may be damaged, or from another version. Files are written
 atomically, and only regular files of this user are read.
 """
 
@@ -27,18 +27,18 @@ T = TypeVar("T")
 MAX_BYTES = 16 << 20  # of a file; a real one has a few thousand
 _MAX_NESTING = 100  # levels; a real file has fewer than ten, and reading deeper ones may overflow Python's stack
 _MAX_WHOLE = (1 << 63) - 1  # largest dimension in torch (int64)
-_MAX_FLOAT = 1 << 40  # every float that is kept is a time or a small difference
+_MAX_FLOAT = 1 << 40  # every stored float is a time or a small difference
 
 
 class InvalidArtifactError(Exception):
-    """A file, or an artifact of it, that must not be used; the message says why."""
+    """A file, or an artifact in it, must not be used; the message says why."""
 
 
 # --- files -----------------------------------------------------------------------------------------------------
 
 
 def load(path: Path, kind: Any) -> Any:
-    """The value of a type that a file holds. Raises InvalidArtifactError, or OSError if it cannot be read now."""
+    """Read a value of type `kind` from a file. Raises InvalidArtifactError, or OSError if it cannot be read now."""
     return decoded(kind, parse_json(read_regular_file(path)))
 
 
@@ -49,8 +49,8 @@ def save(path: Path, value: Any) -> None:
 
 
 def read_regular_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a file of at most `max_bytes`. Raises InvalidArtifactError, also where `open_own` refuses it, or OSError if
-    it cannot be read.
+    """Read a file of at most `max_bytes`. Raises InvalidArtifactError, also if `open_own` refuses the file, or OSError
+    if it cannot be read.
     """
     try:
         with open_own(path) as stream:
@@ -75,7 +75,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def canonical_json(value: Any) -> bytes:
-    """JSON with sorted keys: the same bytes for the same data."""
+    """Return JSON with sorted keys: the same bytes for the same data."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -83,7 +83,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON: dataclasses become objects of their fields, tuples lists, sets sorted lists."""
+    """Return a value as JSON: dataclasses become objects of their fields, tuples lists, and sets sorted lists."""
     if is_dataclass(value):
         return {part.name: plain(getattr(value, part.name)) for part in fields(value) if part.init}
     if isinstance(value, Enum):
@@ -98,10 +98,10 @@ def plain(value: Any) -> Any:
 
 
 def decoded(kind: Any, data: Any) -> Any:
-    """The value of a type whose `plain` form is `data`. Raises InvalidArtifactError.
+    """Return the value of type `kind` whose `plain` form is `data`. Raises InvalidArtifactError.
 
     kind: a dataclass, an enum of texts, str, bool, int (not below zero), float (finite, not below zero), a tuple, a
-    frozenset, a mapping by texts, a union of these, or Any for JSON as it is. A field with a default may be missing.
+    frozenset, a mapping by texts, a union of these, or Any for raw JSON. A field with a default may be missing.
     """
     try:
         return _decoded(kind, data)
@@ -146,7 +146,7 @@ def _number(data: Any) -> float:
 
 
 def _literal(data: Any) -> Any:
-    """Any plain value of a key: lists become tuples."""
+    """Return any plain value of a key: lists become tuples."""
     if isinstance(data, list):
         return tuple(map(_literal, data))
     if isinstance(data, dict):
@@ -200,7 +200,7 @@ def _dataclass(kind: Any, data: dict[str, Any]) -> Any:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind, localns={"Literal": Literal})  # by which `keys.Literal` refers to itself
+    return typing.get_type_hints(kind, localns={"Literal": Literal})  # `keys.Literal` refers to itself by name
 
 
 def _short(data: Any) -> str:

@@ -16,11 +16,11 @@ from typing import IO
 
 logger = logging.getLogger(__name__)
 
-_warned: list[str] = []  # once in a process
+_warned: list[str] = []  # one warning per process
 
 
 class NotPrivateError(OSError):
-    """Another user of this machine may have written what code is loaded from."""
+    """Another user of this machine may have written the files that code is loaded from."""
 
 
 def make_private(folder: Path) -> None:
@@ -34,11 +34,11 @@ def make_private(folder: Path) -> None:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """Why another user of this machine may write to a folder, or exchange it for another one, None if nobody can.
+    """Return why another user of this machine may write to a folder or replace it by another one; None if nobody can.
     Raises OSError.
 
-    Windows keeps this in access lists, which Python does not read. There it is known only for folders in the user's
-    profile, whose default lists leave other users out.
+    Windows keeps permissions in access lists, which Python does not read. There only folders in the user's profile are
+    known to be private, because its default lists exclude other users.
     """
     if sys.platform == "win32":
         inside = folder.resolve().is_relative_to(Path.home().resolve())
@@ -52,7 +52,7 @@ def why_not_private(folder: Path) -> str | None:
 
 
 def _way_to(folder: Path) -> list[Path]:
-    """Every folder and link that leads to `folder`, without `folder` itself."""
+    """Return every folder and link on the path to `folder`, without `folder` itself."""
     way: dict[Path, None] = {}
     ends = [folder.absolute()]
     while ends:
@@ -65,8 +65,8 @@ def _way_to(folder: Path) -> list[Path]:
 
 
 def _why_exchangeable(place: Path) -> str | None:
-    """Why another user may rename what is in a folder, or point a link elsewhere. In a folder with the sticky bit, as
-    the temporary one, only the owner of an entry may.
+    """Return why another user may rename a folder's entries or redirect a link, or None. In a folder with the sticky
+    bit, such as the temporary one, only the owner of an entry may.
     """
     status, owners = place.stat(), {place.stat().st_uid, place.lstat().st_uid}
     if owners - _trusted_owners():
@@ -78,7 +78,7 @@ def _why_exchangeable(place: Path) -> str | None:
 
 
 def _trusted_owners() -> set[int]:
-    """This user, and root; in a container root of the machine has the number of the owner of "/"."""
+    """Return this user and root; in a container, the machine's root has the number of the owner of "/"."""
     if sys.platform == "win32":  # files have no owner's number there
         return set()
     return {0, os.geteuid(), Path("/").stat().st_uid}
@@ -86,7 +86,7 @@ def _trusted_owners() -> set[int]:
 
 @functools.cache
 def _own_groups() -> frozenset[int]:
-    """Groups without other users: root's, and one of this user's name, where the umask often lets the group write."""
+    """Return groups without other users: root's, and one of this user's name, which the umask often lets write."""
     if sys.platform == "win32":
         return frozenset()
     import grp
@@ -104,7 +104,7 @@ def _own_groups() -> frozenset[int]:
 def require_private(folder: Path) -> None:
     """Raise NotPrivateError if another user may write to the folder: that user could then run code as this one.
 
-    On Windows this only warns, once: a portable ComfyUI is outside of the profile, and may be private.
+    On Windows this only warns, once: a portable ComfyUI is outside of the profile, but may be private.
     """
     why = why_not_private(folder)
     if why is not None and sys.platform != "win32":
@@ -129,7 +129,7 @@ def open_own(path: Path) -> Iterator[IO[bytes]]:
     """Open a regular file of this user, or of root, to read it. Raises NotPrivateError for any other, and OSError.
 
     Links and pipes are refused: a link may lead out of the private folder, and reading a pipe may never end. The file
-    is checked once more when it is open, because its name may have been given to another one.
+    is checked again once it is open, because another file may have taken its name.
     """
     _require_own(path, path.lstat())
     flags = [getattr(os, name, 0) for name in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]
@@ -176,7 +176,7 @@ def try_unlink(path: Path) -> None:
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
-    """The files of a pattern, by name. A folder that cannot be read is logged and counts as empty."""
+    """Return the files that match a pattern, by name. A folder that cannot be read is logged and counts as empty."""
     try:
         return sorted(folder.glob(pattern))
     except OSError as error:

@@ -33,10 +33,10 @@ _RETRY_SECONDS = 1.0  # pause after a failed write, because every call runs `rec
 class UsedShape:
     """A graph that was used. regions: keys of its regions; seconds: capture time; used: Unix time of the last use.
 
-    size: what it computes for the user, "1024x1024, batch 2"; empty if that is not known. flags: what torch computed
-    under at its last use, see `torch_flags`.
+    size: the size that it computes for the user, "1024x1024, batch 2"; empty if it is not known. flags: torch's flags
+    at its last use, see `torch_flags`.
 
-    Raises ValueError for a region's key that is none: it becomes part of a glob pattern.
+    Raises ValueError for a region's key with other characters than letters and digits: it goes into a glob pattern.
     """
 
     key: GraphKey
@@ -90,19 +90,19 @@ class ShapeHistory:
         self._names[model] = name
 
     def set_size(self, key: GraphKey, size: str) -> None:
-        """Set what a graph computes for the user, as `UsedShape.size`. Graphs that were never recorded have one too."""
+        """Set the size that a graph computes for the user, see `UsedShape.size`. The graph need not be recorded."""
         if len(self._sizes) >= _MAX_SIZES:
             self._sizes.clear()
         self._sizes[key] = size
 
     def size_of(self, key: GraphKey) -> str:
-        """The text that `set_size` set in this process; empty if it set none."""
+        """Return the text that `set_size` set in this process; empty if it set none."""
         return self._sizes.get(key, "")
 
     def record(
         self, key: GraphKey, program: HasRegions, seconds: float = 0.0, flags: tuple[Component, ...] = ()
     ) -> None:
-        """Store that a graph was used: once per process and change of torch's flags, although every call runs this.
+        """Store that a graph was used: once per process and change of torch's flags, though every call calls this.
         Raises nothing.
 
         If writing fails, a later call tries again: Windows cannot replace a file while another program reads it.
@@ -115,7 +115,7 @@ class ShapeHistory:
             try:
                 size = self.size_of(key)
                 self._write(UsedShape(key, program.region_keys, round(seconds, 3), size=size, flags=flags))
-                if len(self._recorded) >= _MAX_SIZES:  # what comes again is written again
+                if len(self._recorded) >= _MAX_SIZES:  # graphs that recur are written again
                     self._recorded.clear()
                 self._recorded[key] = flags
             except Exception as error:
@@ -128,12 +128,12 @@ class ShapeHistory:
                     )
 
     def of_model(self, model: str) -> tuple[UsedShape, ...]:
-        """The graphs that a model was used with, the last used one at the end."""
+        """Return the graphs that a model was used with, the last used one at the end."""
         found = None if self._folder is None else _readable(self._path(model))
         return () if found is None or found.digest != model else found.graphs
 
     def models(self) -> list[Model]:
-        """All stored models, the last used one first."""
+        """Return all stored models, the last used one first."""
         files = [] if self._folder is None else files_in(self._folder, "*.json")
         found = [model for file in files if (model := _readable(file)) is not None and model.graphs]
         return sorted(found, key=lambda model: model.graphs[-1].used, reverse=True)
@@ -164,9 +164,9 @@ def _readable(path: Path) -> Model | None:
 
 
 def _read(path: Path) -> Model | None:
-    """None if there is no file, or if it is damaged or from another version.
+    """Return None if there is no file, or if it is damaged or from another version.
 
-    Raises OSError if it cannot be read at the moment: the caller must not replace it then, because it may be valid.
+    Raises OSError if it cannot be read now: then the caller must not replace it, because it may be valid.
     """
     try:
         model: Model = codec.load(path, Model)

@@ -2,8 +2,8 @@
 
     TEMPORARY/resolute-<random>/owner.lock    locked while the process that made the folder lives
 
-The operating system releases the lock however a process ends. So an unlocked marker means a dead owner, also where its
-process number was given to another process, or means nothing here because the folder comes from another container.
+The operating system releases the lock however a process ends. So an unlocked marker means a dead owner, even if its
+process number was reused, or is meaningless here because the folder comes from another container.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "resolute-"
 MARKER = "owner.lock"
-# What filelock raises on a file system without locks.
+# The errors of filelock on a file system without locks.
 _NO_LOCKS = (OSError, NotImplementedError)
 
 
@@ -35,7 +35,7 @@ class TemporaryFolder:
     """
 
     def __init__(self) -> None:
-        """Raises OSError where no folder can be made."""
+        """Raises OSError if no folder can be made."""
         self._owner = os.getpid()
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_directory()))
@@ -50,7 +50,7 @@ class TemporaryFolder:
                 return
 
     def remove(self) -> None:
-        """Remove the folder with everything in it, as far as that can be. May be called again.
+        """Remove the folder with everything in it, as far as possible. May be called again.
 
         In a process that was forked from the owner it does nothing, because the owner still uses the folder.
         """
@@ -62,7 +62,7 @@ class TemporaryFolder:
 
 
 def remove_abandoned() -> int:
-    """Remove the folders whose processes are gone, and return how many. Leaves links, folders of other users, and
+    """Remove the folders whose processes have ended, and return their number. Keeps links, folders of other users, and
     folders without a marker.
     """
     removed = 0
@@ -81,8 +81,8 @@ def remove_abandoned() -> int:
 
 
 def _directory() -> Path:
-    """The usual temporary directory. If its name has a space, at which inductor's commands for the C++ compiler end,
-    another one of the system, if there is one.
+    """Return the usual temporary directory. If its name contains a space, which breaks inductor's commands for the C++
+    compiler, return another one of the system, if there is one.
     """
     usual = tempfile.gettempdir()
     others = () if os.name == "nt" else ("/tmp", "/var/tmp")  # noqa: S108 (the folder in it is private)  # nosec
@@ -91,7 +91,7 @@ def _directory() -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """True if it is a folder of this user with a marker in it."""
+    """True for a folder of this user with a marker in it."""
     try:
         folder, marker = path.lstat(), (path / MARKER).lstat()
     except OSError:
@@ -102,8 +102,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _lock(folder: Path) -> BaseFileLock | None:
-    """The lock of its marker; None where another process holds it. Raises what _NO_LOCKS names."""
-    import filelock  # comes with torch; a bundle can be looked at without either
+    """Acquire and return the lock of a folder's marker; None if another process has it. Raises errors of _NO_LOCKS."""
+    import filelock  # a dependency of torch; inspecting a bundle needs neither
 
     lock = filelock.FileLock(folder / MARKER, thread_local=False)  # another thread may release it
     try:

@@ -1,1 +1,1 @@
-"""Facts about torch: flags that change results, private names, and which errors mean a lack of memory."""
+"""Facts about torch: flags that change results, private names, and out-of-memory errors."""

@@ -1,8 +1,8 @@
-"""A fault of torch that would end the process: its stand-in for CUDA's devices belongs to one thread.
+"""Workaround for a crash of torch: its placeholder for CUDA's devices belongs to one thread.
 
-Where a torch with CUDA finds no GPU, the first trace registers a stand-in for the whole process. Torch 2.11 frees it
+If a torch with CUDA finds no GPU, the first trace registers a placeholder for the whole process. Torch 2.11 frees it
 when the thread of that trace ends, and the next trace in any thread reads freed memory: a segmentation fault. Torch
-2.15 does not: https://github.com/pytorch/pytorch/pull/178950.
+2.15 fixes this: https://github.com/pytorch/pytorch/pull/178950.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def keep() -> None:
-    """Register the stand-in in a thread that never ends, if this process has no GPU. Later calls do nothing.
+    """Register the placeholder in a thread that never ends, if this process has no GPU. Later calls do nothing.
 
-    To be called before another thread traces: what is registered first stays.
+    Call it before any other thread traces, because the first registration stays.
     """
     if torch.cuda.is_available():
         return

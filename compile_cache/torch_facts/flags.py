@@ -1,9 +1,9 @@
-"""Torch's flags and contexts that change the result of the same call. This file alone reads and sets them.
+"""Torch's flags and contexts that change the result of the same call. Only this module reads and sets them.
 
-A node may set one of them for a single prompt (KJNodes' Model Patch Torch Settings sets
-`allow_fp16_accumulation`). A capture keeps the kernels that were chosen under the flags of its day, and a traced region
-keeps the casts of autocast and the choice of an attention kernel. So the flags are part of the key of both. The
-environment of compiled code does not have them: the store keeps regions for several flags beside each other.
+A node may set one of them for a single prompt (KJNodes' Model Patch Torch Settings sets `allow_fp16_accumulation`). A
+capture keeps the kernels that were chosen under its flags, and a traced region keeps autocast's casts and the choice of
+an attention kernel, so the flags are part of the key of both. They are not part of the environment's fingerprint: the
+store keeps regions for several sets of flags side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _matmul = torch.backends.cuda.matmul
 
 
 def _float32_precision(switch: Any, allow_tf32: Callable[[], bool]) -> Read:
-    """torch 2.9 and newer have `fp32_precision`, and reading `allow_tf32` raises once a program has set that."""
+    """torch 2.9 and newer have `fp32_precision`; once a program has set it, reading `allow_tf32` raises."""
     if not hasattr(switch, "fp32_precision"):
         return lambda: allow_tf32()
 
@@ -35,7 +35,7 @@ def _float32_precision(switch: Any, allow_tf32: Callable[[], bool]) -> Read:
     return precision
 
 
-# By the name that people see where a flag explains why a capture was not found.
+# Keyed by the name that users see when a flag explains a capture miss.
 _EVERYWHERE: dict[str, Read] = {
     "default dtype": lambda: str(torch.get_default_dtype()),
     "default device": lambda: _default_device(),
@@ -76,28 +76,28 @@ _FLAGS = {
 
 
 def torch_flags(device_type: str) -> tuple[Component, ...]:
-    """The present flags, by name, for a call on this type of device ("cuda", "cpu").
+    """Return the current flags, by name, for a call on this type of device ("cuda", "cpu").
 
-    Two calls with the same flags and the same inputs give the same numbers. Reading them takes some microseconds.
+    Two calls with the same flags and the same inputs compute the same numbers. Reading them takes some microseconds.
     """
     flags = _FLAGS.get(device_type, _FLAGS["cuda"])
     return (*((name, read()) for name, read in flags), ("autocast", autocast_state(device_type)))
 
 
 def without_attention(flags: Iterable[Component]) -> tuple[Component, ...]:
-    """These flags without the switches that only attention reads."""
+    """Return these flags without the switches that only attention reads."""
     return tuple([flag for flag in flags if flag[0] not in _OF_ATTENTION])
 
 
 def autocast_state(device_type: str) -> str:
-    """The dtype that autocast casts to on this type of device, "off" outside of it."""
+    """Return the dtype that autocast casts to on this type of device; "off" if autocast is disabled."""
     if not torch.is_autocast_enabled(device_type):
         return "off"
     return str(torch.get_autocast_dtype(device_type))
 
 
 def _default_device() -> str | None:
-    """The device of `torch.set_default_device` or `with torch.device(...)`, None outside. torch has a mode for it."""
+    """Return the device of `torch.set_default_device` or `with torch.device(...)`, which are modes; None outside."""
     for mode in reversed(function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return str(mode.device)
@@ -105,10 +105,10 @@ def _default_device() -> str | None:
 
 
 def intercepting_mode() -> str | None:
-    """The class of a `TorchFunctionMode` or `TorchDispatchMode` that is active in this thread, None without one.
+    """Return the class of a `TorchFunctionMode` or `TorchDispatchMode` that is active in this thread, or None.
 
-    Such a mode sees every operation. A replay runs none, and compiled code runs others than the model's own. torch's
-    own mode of the default device is no such mode: it is one of the flags.
+    Such a mode intercepts every operation. A replay dispatches none, and compiled code dispatches other operations than
+    the model. torch's mode of the default device is not counted: it is one of the flags.
     """
     modes = (*dispatch_mode_stack(), *function_mode_stack())
     return next((type(mode).__name__ for mode in reversed(modes) if not isinstance(mode, DeviceContext)), None)
@@ -124,7 +124,7 @@ def _is_tf32(name: str) -> bool:
 
 
 def flags_for_workers() -> dict[str, Any]:
-    """The flags that inductor reads while it lowers a trace, as plain data for `apply_flags` in a worker process."""
+    """Return the flags that inductor reads while it lowers a trace, as plain data for `apply_flags` in a worker."""
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
@@ -135,7 +135,7 @@ def flags_for_workers() -> dict[str, Any]:
 
 
 def apply_flags(values: Mapping[str, Any]) -> None:
-    """Set what `flags_for_workers` read in the main process. Raises RuntimeError if torch does not take it over."""
+    """Set the flags that `flags_for_workers` read in the main process. Raises RuntimeError if torch ignores one."""
     torch.use_deterministic_algorithms(values["deterministic"], warn_only=True)  # as ComfyUI does
     torch.set_num_threads(values["threads"])
     _matmul.allow_tf32 = values["tf32 matmul"]

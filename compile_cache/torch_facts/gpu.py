@@ -1,4 +1,4 @@
-"""Which maker's GPU a device is: torch calls an AMD GPU "cuda" too."""
+"""The vendor of a device's GPU: torch calls an AMD GPU "cuda" too."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def is_nvidia(device: str | torch.device) -> bool:
-    """True for "cuda" in a torch that was built for NVIDIA, whether there is such a GPU or not."""
+    """True for "cuda" in a torch that was built for NVIDIA, even if there is no such GPU."""
     return torch.device(device).type == "cuda" and torch.version.hip is None

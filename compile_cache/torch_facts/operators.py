@@ -1,4 +1,4 @@
-"""Operators of ours in torch's registry: a trace keeps a call of one as it is, and compiled code calls it by name."""
+"""Our operators in torch's registry: a trace records a call as one opaque node, and compiled code calls it by name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def defined(
     fake: Callable[..., Any],
     tags: Sequence[torch.Tag] = (),
 ) -> Callable[..., Any]:
-    """`torch.ops.resolute.<name>`. The first copy of this pack in a process defines it.
+    """Return `torch.ops.resolute.<name>`. The first copy of this pack in a process defines it.
 
-    schema: its arguments and results, "(Tensor x) -> Tensor". run: computes it on the CPU and on CUDA. fake: makes its
-    result without contents, for a trace.
+    schema: its arguments and results, "(Tensor x) -> Tensor". run: its kernel on the CPU and on CUDA. fake: makes its
+    result without data, for a trace.
     """
     if not hasattr(torch.ops.resolute, name):
         torch.library.define(f"{NAMESPACE}::{name}", schema, tags=tags)
@@ -33,10 +33,10 @@ def defined(
 
 
 def shared(name: str, make: Callable[[], T]) -> T:
-    """The object that the functions of an operator read. The first copy of this pack in a process makes it.
+    """Return the object that an operator's functions read. The first copy of this pack in a process makes it.
 
-    torch knows operators by name, so two copies of this pack in one process share them. Where each copy filled a table
-    of its own, an operator read only the table of the copy that defined it.
+    torch registers operators by name, so two copies of this pack in one process share them. With one table per copy,
+    an operator would read only the table of the copy that defined it.
     """
     found: T = vars(torch.ops.resolute).setdefault(name, make())
     return found

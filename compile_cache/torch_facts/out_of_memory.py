@@ -1,4 +1,4 @@
-"""One answer to "is this error a lack of memory?"."""
+"""The one test for out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _ACCELERATOR_ERROR: type[BaseException] | None = getattr(torch, "AcceleratorErro
 def is_out_of_memory(error: BaseException | None) -> bool:
     """True if an error means that the device has no memory left.
 
-    The allocator raises OutOfMemoryError; the driver reports the same as an AcceleratorError, for example when a graph
-    is launched. ComfyUI's `model_management.is_oom` takes both.
+    The allocator raises OutOfMemoryError; the driver reports the same as an AcceleratorError, for example at a graph
+    launch. ComfyUI's `model_management.is_oom` accepts both.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True

@@ -1,9 +1,9 @@
-"""Every name that Resolute uses of torch and that torch may move or rename without a word, and what is lost without it.
+"""Every torch name that Resolute uses and that torch may move or rename unannounced, and the feature lost without it.
 
     from ..torch_facts.private_names import compile_fx, pytree
 
-A name is looked up at its first use: importing inductor takes seconds, and not every process compiles. A name that
-this torch lacks is None, or what the table gives in its place. So an import from here never fails: a backend asks
+A name is looked up at its first use, because importing inductor takes seconds and not every process compiles. A name
+that this torch lacks is None, or the substitute from the table, so an import from here never fails. A backend calls
 `lost` in its `probe`, before any of its modules uses a name.
 """
 
@@ -43,8 +43,8 @@ class Loss(Enum):
 class _Name:
     """A name in a module of torch.
 
-    attribute: where it differs from our name for it; "" for the module itself. members: attributes that it must have.
-    instead: makes what takes its place.
+    attribute: its name there, if ours differs; "" for the module itself. members: attributes that it must have.
+    instead: makes its substitute.
     """
 
     name: str
@@ -56,7 +56,7 @@ class _Name:
 
 
 class UnknownMode:
-    """Stand-in when torch cannot list active modes."""
+    """Placeholder for an active mode when torch cannot list them."""
 
 
 class _NoMode:
@@ -80,7 +80,7 @@ _GRAPH_MEMBERS = (
 
 _TABLE = (
     _Name("pytree", "torch.utils._pytree", Loss.CALLS, "", members=_TREES),
-    # Of what torch computes under: see flags.py. A mode that cannot be seen may be there.
+    # Contexts that torch computes under, see flags.py. If modes cannot be listed, assume that one is active.
     _Name("DeviceContext", "torch.utils._device", Loss.CALLS, instead=lambda: _NoMode),
     _Name(
         "function_mode_stack", "torch.overrides", Loss.CALLS, _MODE_STACK.format("function"),
@@ -91,7 +91,7 @@ _TABLE = (
         instead=lambda: lambda: [UnknownMode()],
     ),
     _Name("TorchDispatchMode", "torch.utils._python_dispatch", Loss.HOST_VALUES, instead=lambda: _NoMode),
-    # A hook on every module that cannot be seen may be there.
+    # If global hooks cannot be read, assume that there is one.
     *(
         _Name(f"global_{kind}", "torch.nn.modules.module", Loss.CALLS, f"_global_{kind}", instead=_some_hook)
         for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
@@ -110,7 +110,7 @@ _TABLE = (
     _Name("is_in_use", "torch._C", Loss.SPEED, "_cuda_hasPrimaryContext", instead=lambda: lambda device: True),
     _Name("spin", "torch.cuda", Loss.SPEED, "_sleep", instead=lambda: lambda cycles: None),
     _Name("foreach_copy", "torch", Loss.CALLS, "_foreach_copy_"),
-    # Dynamo is imported for its locks and counters. Nothing is traced by it.
+    # Dynamo is imported for its locks and counters. It traces nothing.
     _Name("dynamo", "torch._dynamo", Loss.COMPILING, ""),
     _Name("make_fx", "torch.fx.experimental.proxy_tensor", Loss.COMPILING),
     _Name("PythonKeyTracer", "torch.fx.experimental.proxy_tensor", Loss.SPEED,
@@ -144,11 +144,11 @@ _TABLE = (
     _Name("TritonBundle", "torch._inductor.triton_bundler", Loss.KEEPING, members=("kernel_artifacts",)),
     _Name("size_functions", "torch.utils._sympy.functions", Loss.KEEPING, ""),
     _Name("portable_config", "torch._inductor.config", Loss.KEEPING, "save_config_portable"),
-    # Held by torch while it compiles under changed settings. Without it no digest of the settings can be trusted.
+    # torch holds it while it compiles under changed settings. Without it no digest of the settings can be trusted.
     _Name("compile_lock", "torch._dynamo.convert_frame", Loss.KEEPING, instead=threading.RLock),
     _Name("load_config", "torch._inductor.config", Loss.WORKERS),
     _Name("GraphPickler", "torch.fx._graph_pickler", Loss.WORKERS, members=("dumps", "loads")),
-    # What a worker without a driver has stand-ins for.
+    # Names that a worker without a GPU driver substitutes.
     _Name("ConvBackend", "torch._C", Loss.GPU_WORKERS, "_ConvBackend",
           ("Slow2d", "SlowDilated2d", "SlowDilated3d", "Cudnn")),
     _Name("torch_c", "torch._C", Loss.GPU_WORKERS, "", ("_select_conv_backend",)),
@@ -169,7 +169,7 @@ _TABLE = (
     _Name("addmm_activation", "torch", Loss.SPEED, "_addmm_activation"),
     _Name("inductor_graphs", "torch._inductor.virtualized", Loss.SPEED, "V", ("set_choices_handler",)),
     _Name("conv_formats", "torch._C", Loss.SPEED, "", ("_conv_determine_backend_memory_format",)),
-    _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without, each region is compared at sizes of 1
+    _Name("counters", "torch._dynamo.utils", Loss.SPEED),  # without them, each region is compared at sizes of 1
     _Name("pick_vec_isa", "torch._inductor.cpu_vec_isa", Loss.SPEED),
     _Name("VecISA", "torch._inductor.cpu_vec_isa", Loss.SPEED, members=("check_build", "build_arch_flags")),
     _Name("valid_vec_isa_list", "torch._inductor.cpu_vec_isa", Loss.SPEED, members=("cache_info", "cache_clear")),
@@ -191,12 +191,12 @@ _PARTS = (
     "torch._inductor.select_algorithm", "torch._inductor.codecache", "torch._inductor.compile_fx",
 )  # fmt: skip
 
-_lock = threading.RLock()  # two threads that import inductor at once find it half initialised
-# Python goes from a thread that imports or traces to one that waits for it after so long. With its own 5 ms, each time
-# a prompt lets go of Python could cost it as much.
+_lock = threading.RLock()  # two threads that import inductor at once see it half initialised
+# Python's switch interval while a thread imports or traces. With the default of 5 ms, a prompt could wait that long to
+# get the GIL back each time that it releases it.
 _SWITCH_SECONDS = 2e-5
 _switch_lock = threading.Lock()
-_giving_way, _usual_seconds = 0, 0.0  # how many threads are
+_giving_way, _usual_seconds = 0, 0.0  # the number of threads inside `giving_way`
 
 
 def __getattr__(name: str) -> Any:
@@ -208,7 +208,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def lost(*losses: Loss) -> str:
-    """Names that this torch lacks for these, as a sentence without its full stop; empty if it lacks nothing.
+    """Name the first thing that this torch lacks for these features, without a full stop; empty if it lacks nothing.
 
     Looks up all their names, which imports inductor for all but CALLS.
     """
@@ -219,7 +219,7 @@ def lost(*losses: Loss) -> str:
 
 
 def _look_up(name: _Name) -> tuple[Any, str]:
-    """The value of a name and an empty text, or None and what is missing."""
+    """Return a name's value and an empty text, or None and the path that is missing."""
     with _lock:
         return _cached_look_up(name)
 
@@ -245,16 +245,16 @@ def _imported(module: str) -> Any:
 
 
 def import_inductor(between: Callable[[], None]) -> None:
-    """Import inductor in parts of a few tenths of a second. between: called after each, and may wait."""
+    """Import inductor in parts of a few tenths of a second. between: called after each part; it may block."""
     for module in _PARTS:
-        with contextlib.suppress(Exception):  # a module that moved: what needs it says so
+        with contextlib.suppress(Exception):  # a module that moved: `lost` reports it
             _imported(module)
         between()
 
 
 @contextlib.contextmanager
 def giving_way() -> Iterator[None]:
-    """Meanwhile other threads have Python often."""
+    """Inside, Python switches threads often, so that other threads soon get the GIL."""
     global _giving_way, _usual_seconds
     with _switch_lock:
         if not _giving_way:
