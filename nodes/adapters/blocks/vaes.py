@@ -23,7 +23,7 @@ class Coder:
     method: dotted name in a first_stage_model; its first argument is the latent, or the pixels. State that the blocks
         carry over ends with the call of the method.
     is_of: returns True for a module of this kind that has the method. hooks: the hooks of that module.
-    of_videos: its input is a video; a picture is a video of one frame.
+    of_videos: it handles videos, and pictures as videos of one frame.
     in_tiles: each call of the method gets one tile of the video; the tiles have few distinct sizes.
     """
 

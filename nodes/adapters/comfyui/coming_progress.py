@@ -22,7 +22,7 @@ counts: dict[Part, tuple[int, int]] = {}  # (ready, total) regions of each part
 _lock = threading.Lock()
 # Parts with a run in progress whose latest call waited for code, with the speedup of the capture that served the call.
 _waiting: dict[Part, Callable[[], float | None] | None] = {}
-# Parts with a call that waited and none since that ran all regions compiled, with the function that shows the end.
+# Parts that waited for code and have not run all regions compiled since, with the function that shows the end.
 unfinished: dict[Part, Callable[[Text], None]] = {}
 _ticker: threading.Thread | None = None
 

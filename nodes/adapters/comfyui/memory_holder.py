@@ -14,8 +14,8 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
-# The loaded bytes that core sees. It partially unloads a model that has more loaded than core needs, and otherwise
-# unloads it as a whole; to unload all models it asks for 1e30 bytes.
+# The loaded bytes that core sees. Core unloads a part of a model that has more loaded than core needs, and otherwise
+# the whole model; to unload all models it asks for 1e30 bytes.
 _ALWAYS_ENOUGH = 1 << 60
 
 

@@ -1,7 +1,7 @@
 """The names in `transformer_options`, and the meaning of each. No other file of this pack spells one of these names.
 
 ComfyUI and other packs put values there for a call of a model. A graph replays one call and a region one block, so a
-value must not matter, or be part of a key. A name without a row here prevents a capture, or a region that reads it.
+value must not matter, or be part of a key. A name without a row here prevents a capture, and regions that read it.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **settings: Any) -> CompileRequest:
     """Choose the backend for the device of `patcher`, prewarm it, and show on the node which one runs, and why.
 
-    settings: further fields of the request. Raises UnknownBackendError, or BackendUnavailableError, which also says
-    that the backend needs static weights while DynamicVRAM pages them.
+    settings: further fields of the request. Raises UnknownBackendError, or BackendUnavailableError, also if the backend
+    needs weights at fixed places and DynamicVRAM moves them.
     """
     device: torch.device = patcher.load_device
     label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"

@@ -17,7 +17,7 @@ from .backend_choice import explain_passthrough, request_for
 def compile_controlnet(control_net: Any, backend: str, node_id: str | None = None) -> Any:
     """A copy of `control_net` (comfy.controlnet.ControlBase) whose network runs through the cache.
 
-    The original is untouched. Of a control net without a network to compile, the copy runs eagerly, and the node says
+    The original is untouched. If it has no network that Resolute can compile, the copy runs eagerly, and the node says
     why. Raises UnknownBackendError or BackendUnavailableError.
     """
     if switch.is_off(node_id):

@@ -37,7 +37,7 @@ EXCHANGED = BypassReason(
 
 
 def no_input(what: str) -> BypassReason:
-    """Why not to capture a forward that reads a value which is in no key. what: the value's name and class."""
+    """Why a forward must not be captured: it reads a value that is in no key. what: the value's name and class."""
     return BypassReason(BypassCode.OBSERVED_INPUT, f"{what}, which is no input of a graph")
 
 
@@ -49,7 +49,7 @@ _COMMON = (
 
 
 def read_ahead() -> None:
-    """Compute ahead what the code of common models can reach, so that no prompt waits for it."""
+    """Compute the reach of common models' code in advance, so that no prompt waits for it."""
     inside = [(name, each) for name in _COMMON for each in list(vars(sys.modules.get(name, object)).values())]
     kinds = {each for name, each in inside if isinstance(each, type) and each.__module__ == name}
     ReachCache(MANAGEMENT_MODULES).of(each for each in kinds if issubclass(each, torch.nn.Module))

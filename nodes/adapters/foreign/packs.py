@@ -29,7 +29,7 @@ _TEXT = r"""^{}[ \t]*=[ \t]*["']([^"'\n]+)["']"""
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack on disk. `str` of it is its entry for RESOLUTE_TRUSTED_PACKS."""
+    """A pack on disk. `str(pack)` is its entry for RESOLUTE_TRUSTED_PACKS."""
 
     name: str
     version: str

@@ -16,7 +16,7 @@ class TestedFamily(NamedTuple):
     """name: for people. networks: the models that the tests run, below `comfy.ldm`. blocks: their repeated blocks.
 
     shared: arguments of these blocks whose first dimension is 1 at any batch size, such as a table of positions. At
-    batch 1 they look like arguments that follow the batch; recognition runs blocks of other families at batch 2.
+    batch 1 they look like arguments that follow the batch; for other blocks, recognition tries batch 2 to tell them.
     time: arguments that depend only on the noise level (with Flux and SD3, also on the pooled text). All blocks of a
     call get the same tensors for them, and nothing writes to these.
     left_out: arguments and values that core passes to these blocks in some calls and omits in others, to equal effect.

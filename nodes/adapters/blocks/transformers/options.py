@@ -42,7 +42,7 @@ def look_up(options: Mapping[str, Any], path: Path) -> Seen:
     """
     try:
         return _looked_up(options, path)
-    except Exception:  # noqa: BLE001 (raised by the code of the value's class)
+    except Exception:  # noqa: BLE001 (of the code of a class of anybody's)
         return _OTHER
 
 

@@ -1,8 +1,8 @@
 """Blocks that carry frames from call to call: their state becomes inputs and outputs of their regions.
 
 A block has one site for each state of its protocol, because its code depends on it: nothing is carried over yet, for
-example, or the block gets a single frame. Height and width are symbols in all states. The number of frames is one too,
-unless core's parts of a video have few frame counts. A graph keeps no state: carried frames stay in the caller's list.
+example, or the block gets a single frame. Height and width are symbols in all states, and so are frames, unless core's
+parts of a video have few frame counts. A graph keeps no state: carried frames stay in the caller's list.
 A picture needs few of the states. The others compile in the background if the shapes of their inputs are known.
 """
 

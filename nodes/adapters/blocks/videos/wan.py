@@ -41,7 +41,7 @@ def decodes(vae: torch.nn.Module) -> bool:
 
 
 def encodes(vae: torch.nn.Module) -> bool:
-    """The module is the VAE of Wan 2.1 or of Wan 2.2, and its encoder holds frames back as this file supports it."""
+    """The module is the VAE of Wan 2.1 or of Wan 2.2, and its encoder holds frames back as this file expects."""
     encoder = getattr(vae, "encoder", None)
     if encoder is None:
         return False
