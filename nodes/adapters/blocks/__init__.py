@@ -1,1 +1,1 @@
-"""The blocks that Resolute compiles: one file or folder for each kind of model, listed in `families`."""
+"""The blocks that Resolute compiles: one file or folder for each kind of model; `families` lists them."""

@@ -1,4 +1,4 @@
-"""The families share this: names of dimensions, and attention in a form that tracing can follow."""
+"""Shared by all families: names of dimensions, and attention in a form that tracing can follow."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TOKENS = ("b", "n", None)
 
 
 class UnusableArgumentError(Exception):
-    """An argument that is no input of a region; the text names it."""
+    """An argument cannot be an input of a region; the message names it."""
 
 
 def original(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call the forward of the module's class, past a hook on the instance."""
+    """Call the forward of the module's class, bypassing a hook on the instance."""
     return type(module).forward(module, *args, **kwargs)
 
 
@@ -45,7 +45,7 @@ def traced_attention(
 
     q, k, v: (batch, tokens, heads * width), or (batch, heads, tokens, width) with `skip_reshape`. Core's other
     implementations in plain torch (sub-quadratic, split) compute the same in slices that depend on free memory.
-    function: core's own. It runs in a block without compiled code, with what another pack exchanged in it.
+    function: core's own. It runs instead in blocks that run eagerly, so that another pack's changes take effect there.
     """
     if attention.is_of_the_blocks():
         form = {"skip_reshape": skip_reshape, "skip_output_reshape": skip_output_reshape}
@@ -55,7 +55,7 @@ def traced_attention(
     if not skip_reshape:
         width, grouped = q.shape[-1] // heads, bool(kwargs.get("enable_gqa", False))
         q = q.reshape(batch, -1, heads, width).transpose(1, 2)
-        # Core's models also give v as (batch, tokens, heads, width). Grouped keys and values have fewer heads.
+        # Core's models also pass v as (batch, tokens, heads, width). Grouped keys and values have fewer heads.
         k, v = (t.reshape(batch, t.shape[1] if grouped else -1, -1 if grouped else heads, width) for t in (k, v))
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     if mask is not None:
@@ -73,13 +73,13 @@ def traced_attention(
 
 
 def _by_token(q: torch.Tensor) -> torch.Tensor:
-    """q with the heads of a token beside each other in memory.
+    """q with the heads of a token adjacent in memory.
 
-    Kernels lay out their result as q, and a product follows that reads it by token. What computes q can write it so;
-    a copy of the result costs a kernel.
+    Attention kernels lay out their result like q, and the matrix product after them reads it by token. The kernel that
+    computes q can write this layout; a copy of the result would launch one more kernel.
     """
     by_head, by_token = q.stride()[1:3]
-    if type(by_head) is int and type(by_token) is int and by_head <= by_token:  # a symbol of a trace is no int
+    if type(by_head) is int and type(by_token) is int and by_head <= by_token:  # in a trace it may be a SymInt
         return q
     return q.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -90,7 +90,7 @@ def _is_measured() -> bool:
 
 
 def _preferred_kernels(q: torch.Tensor) -> Any:
-    """Core's order of kernels on CUDA: flash attention first."""
+    """A context with core's order of attention kernels: on CUDA, flash attention first."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -99,14 +99,14 @@ def _preferred_kernels(q: torch.Tensor) -> Any:
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
 
 
-# The transformer_options of a traced block. Tracing would freeze values of the caller's, so none of them is in here.
+# The transformer_options of a traced block. Tracing would freeze the caller's values, so these contain none of them.
 TRACED_OPTIONS: dict[str, Any] = {OVERRIDE: traced_attention}
 
 
 def attention_patch(options: Mapping[str, Any]) -> BypassReason | None:
     """Why a transformer block must run eagerly: another node's patch acts inside it. None if there is no such patch.
 
-    options: the transformer_options of the call. An attention of core's own that a person chose is no patch.
+    options: the transformer_options of the call. One of core's own attentions that the user chose is no patch.
     """
     if OVERRIDE in options and chosen_attention.attention_of(options) is None:
         return BypassReason(

@@ -1,4 +1,4 @@
-"""The hooks of a model: which of its blocks become regions, and which the user leaves out."""
+"""The hooks of a model: the blocks that become regions, without those that the user leaves out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def hooks_of(module: torch.nn.Module, role: Role, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """The hooks of a module in a role. A block with a part that another pack wrote has none, and a bypass; nor has a
-    block with attention that no name of core's has, or that the model's file chose.
+    """The hooks of a module in a role. A block gets a bypass instead if another pack wrote a part of it, or if its
+    attention is unknown to core or chosen by the model's file.
     """
     if role in VAE_ROLES:
         coder = vaes.coder_of(module, role)
@@ -44,15 +44,15 @@ def _has_own_attention(hook: Hook, bypass: Bypass) -> bool:
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """The names in a text, which separates them by commas or line ends; sorted, so that their order does not matter."""
+    """The names in a text, separated by commas or line ends; sorted, so that their order does not matter."""
     return tuple(sorted({name.strip() for name in text.replace("\n", ",").split(",")} - {""}))
 
 
 def require_known(names: Sequence[str], hooks: Sequence[Hook], reasons: Sequence[BypassReason] = ()) -> None:
-    """Raise UserError with the names that exist if one of `names` is no kind of region of `hooks` and no place.
+    """Raise UserError, which lists the known names, if one of `names` is neither a kind nor a place of `hooks`.
 
-    reasons: why blocks have no hook. Where there is one besides `leave_out`, an unknown name may be of these blocks,
-    which run eagerly anyway, so it is only logged.
+    reasons: why blocks have no hook. If there is one besides `leave_out`, an unknown name may belong to such a block,
+    which runs eagerly anyway, so the name is only logged.
     """
     labels = [label for hook in hooks for label in hook.labels]
     unknown = [name for name in names if not any(_is_named(label, name) for label in labels)]
@@ -74,7 +74,7 @@ def require_known(names: Sequence[str], hooks: Sequence[Hook], reasons: Sequence
 
 
 def without(names: Sequence[str], hooks: Sequence[Hook], bypass: Bypass) -> list[Hook]:
-    """The hooks but those of the named blocks, which get a bypass."""
+    """The hooks except those of the named blocks, which get a bypass."""
     kept = [hook for hook in hooks if not any(_is_named(label, name) for label in hook.labels for name in names)]
     if len(kept) < len(hooks):
         blocks = f"{len(hooks) - len(kept)} of {len(hooks)} blocks"

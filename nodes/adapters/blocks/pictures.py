@@ -17,7 +17,7 @@ _MODEL = "comfy.ldm.modules.diffusionmodules.model"
 def hooks(module: Any, run: RegionRunner, bypass: Bypass) -> list[Hook]:
     """Hooks for the blocks of an image decoder or encoder.
 
-    A residual block of a width that both have is one region for both.
+    Decoder and encoder share the region of residual blocks of equal width.
     """
     kinds = ["ResnetBlock", "Upsample", "Downsample", *(["AttnBlock"] if version.vae_attention_is_traceable() else [])]
     found = [
@@ -30,21 +30,21 @@ def hooks(module: Any, run: RegionRunner, bypass: Bypass) -> list[Hook]:
 
 
 def is_decoder(module: Any) -> bool:
-    """A module is core's image decoder, and not a subclass. The same class with convolutions over frames is none."""
+    """The module is core's image decoder, not a subclass, and does not convolve over frames."""
     return is_core_class(type(module), _MODEL, "Decoder") and isinstance(module.conv_in, torch.nn.Conv2d)
 
 
 def is_encoder(module: Any) -> bool:
-    """A module is core's image encoder, and not a subclass."""
+    """The module is core's image encoder, and not a subclass."""
     return is_core_class(type(module), _MODEL, "Encoder")
 
 
 def feature_block(name: str, kind: str, block: Any, run: RegionRunner) -> Hook:
-    """A hook for a block of an image decoder or encoder, from one feature map to another."""
+    """A hook for a block of an image decoder or encoder that maps one feature map to another."""
     site = RegionSite(name, kind, block, original, (FEATURES,), attends=kind == "AttnBlock")
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # Only a feature map is known: there may be a time embedding, or frames that a video decoder carries over.
+        # The region takes only a feature map: no time embedding, and no frames that a video decoder carries over.
         plain = all(value is None for value in (*args, *kwargs.values()))
         if x.ndim != 4 or not plain:
             return original(block, x, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Modules that stand in for parts of a block, so that a region can run a share of core's own forward of the block."""
+"""Modules that replace parts of a block, so that a region can run a share of core's own forward of the block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .common import UnusableArgumentError
 
 
 class StoppedAt(Exception):
-    """Carries the arguments of the part at which a region ends out of core's forward."""
+    """Ends core's forward at the part where a region ends, and carries the arguments of that part."""
 
     def __init__(self, x: torch.Tensor, context: Any) -> None:
         super().__init__("reached the part at which a region ends")
@@ -29,7 +29,7 @@ class StopHere(torch.nn.Module):
 
 
 class FixedResult(torch.nn.Module):
-    """Returns a given result in place of a part, for one call. Raises UnusableArgumentError in a second one."""
+    """Returns a fixed result in place of a part's, for one call. Raises UnusableArgumentError on a second call."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -42,6 +42,6 @@ class FixedResult(torch.nn.Module):
 
 
 def in_place(block: torch.nn.Module, others: Mapping[str, torch.nn.Module]) -> AbstractContextManager[None]:
-    """Inside, these modules are in place of the block's modules with these names."""
+    """Context that replaces the block's modules of these names with other modules."""
     places = [(name.rpartition("."), other) for name, other in others.items()]
     return swapped((block.get_submodule(parent)._modules, own, other) for (parent, _, own), other in places)

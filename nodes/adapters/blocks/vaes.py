@@ -1,4 +1,4 @@
-"""The table of VAEs: which method of one runs through the cache in a role, and how its blocks become regions."""
+"""The table of VAEs: the method that runs through the cache in a role, and the hooks of its blocks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .videos import carried, ltx, plain, wan
 class Coder:
     """A kind of decoder or encoder.
 
-    method: of a first_stage_model; its first argument is the latent, or the pixels. Nothing that the blocks carry over
-        lasts longer than a call of it.
-    is_of: tells if a module that has the method is of this kind. hooks: the hooks of that module.
-    of_videos: it is known for videos, and for pictures as videos of one frame.
-    in_tiles: the method gets one tile of the video after the other, all of a few sizes.
+    method: dotted name in a first_stage_model; its first argument is the latent, or the pixels. State that the blocks
+        carry over ends with the call of the method.
+    is_of: returns True for a module of this kind that has the method. hooks: the hooks of that module.
+    of_videos: it handles videos, and pictures as videos of one frame.
+    in_tiles: each call of the method gets one tile of the video; the tiles have few distinct sizes.
     """
 
     role: Role
@@ -35,14 +35,14 @@ class Coder:
     in_tiles: bool = False
 
     def holder(self, model: Any) -> Any:
-        """The module of a first_stage_model that has the method; None if it has no such module."""
+        """The module of a first_stage_model that has the method; None if there is no such module."""
         path = self.method.rpartition(".")[0]
         found = getattr(model, path, None) if path else model
         return found if isinstance(found, torch.nn.Module) else None
 
     def may_capture(self, given: torch.Tensor) -> bool:
-        """A capture of a whole video's decode would keep as much memory as the decode needs, and gain next to nothing:
-        such a decode is not launch-bound.
+        """False for a whole video: its capture would keep as much memory as the decode needs, and gain next to nothing,
+        since such a decode is not launch-bound.
         """
         return not self.of_videos or self.in_tiles or not _is_video(given)
 
@@ -75,11 +75,11 @@ CODERS = (
 
 
 def method_of(model: Any, role: Role) -> str | None:
-    """The method of a first_stage_model by which it decodes or encodes; None if it is none of the table."""
+    """The method by which a first_stage_model decodes or encodes; None if no row of the table matches it."""
     held = ((each, each.holder(model)) for each in CODERS if each.role is role)
     return next((each.method for each, module in held if module is not None and each.is_of(module)), None)
 
 
 def coder_of(module: torch.nn.Module, role: Role) -> Coder | None:
-    """The row of a module that has the method; None if it is none of the table."""
+    """The row of a module that has the method; None if no row of the table matches it."""
     return next((each for each in CODERS if each.role is role and each.is_of(module)), None)

@@ -1,1 +1,1 @@
-"""ComfyUI itself: what differs between its versions, and its options, DynamicVRAM, progress, queue and messages."""
+"""Access to ComfyUI itself: version differences, options, DynamicVRAM, progress, queue and messages."""

@@ -1,8 +1,8 @@
 """Which attention a call uses: torch's, another one of core's by its name, or another pack's.
 
-The user chooses by a start option, by core's node ModelAttentionBackend, or by a pack that gives a model one of core's
-functions. Core registers its functions by name. A declared pack may have functions of its own (KJNodes' for
-SageAttention): their names have their content.
+The user chooses by a start option, by core's node ModelAttentionBackend, or by a pack that sets one of core's functions
+on a model. Core registers its functions by name. A declared pack may add functions (KJNodes' for SageAttention); their
+names include a digest of their content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ....compile_cache.regions.slots import all_parts
 from ..foreign.trust import attention_of_pack
 from .transformer_options import OVERRIDE
 
-TORCHS = "pytorch"  # and what computes the same in plain torch, in slices that depend on free memory
+TORCHS = "pytorch"  # also stands for core's plain-torch equivalents, which slice by free memory
 _PLAIN = frozenset({TORCHS, "sub_quad", "split", "basic"})
 _NODES = "ModelPatcher.set_model_optimized_attention.<locals>.optimized_attention_override"
 
@@ -40,7 +40,7 @@ def attention_of(options: Mapping[str, Any]) -> str | None:
 
 
 def why_unknown(options: Mapping[str, Any]) -> str:
-    """Why the attention of a call is not known, a sentence without its full stop."""
+    """Why the attention of a call is unknown, a sentence without its full stop."""
     if options.get(OVERRIDE) is None:
         own = _core().optimized_attention
         is_function = isinstance(own, types.FunctionType)  # a wrapper may have copied the name of core's
@@ -51,15 +51,15 @@ def why_unknown(options: Mapping[str, Any]) -> str:
 
 
 def default() -> str | None:
-    """The name of the attention of calls that choose none; None if it is not core's."""
+    """The name of the attention of calls that choose none; None if another pack replaced core's."""
     return _name_of(_core().optimized_attention)
 
 
 def of_file(block: torch.nn.Module) -> str:
     """The attention that the model's file chose for a part of the block; empty if it chose none.
 
-    Core keeps it in a `ComfyAttention` (after ComfyUI 0.33), which gives way to an override. So it would be lost in a
-    trace, which overrides attention.
+    Core keeps it in a `ComfyAttention` (after ComfyUI 0.33). An override takes precedence, and a trace overrides
+    attention, so the trace would lose this choice.
     """
     holder = vars(_core()).get("ComfyAttention")
     held = [] if holder is None else [part for part in all_parts(block) if isinstance(part, holder)]
@@ -68,9 +68,9 @@ def of_file(block: torch.nn.Module) -> str:
 
 
 def functions() -> Mapping[str, Callable[..., torch.Tensor]]:
-    """Core's functions by their names, as they are registered at any time, and those of declared packs that were used.
+    """A live view of core's registered functions by name, and of the functions of declared packs that were used.
 
-    Empty before core registered any.
+    Empty before core registers any.
     """
     cores: MutableMapping[str, Callable[..., torch.Tensor]] = getattr(_core(), "REGISTERED_ATTENTION_FUNCTIONS", {})
     return ChainMap(_of_packs, cores)
@@ -79,7 +79,7 @@ def functions() -> Mapping[str, Callable[..., torch.Tensor]]:
 def run(name: str, function: Any, q: Any, k: Any, v: Any, heads: int, mask: Any = None, **given: Any) -> torch.Tensor:
     """Core's function of this name as one operator, in place of `function`: an `optimized_attention_override`.
 
-    q, k, v, given: of core's functions. What they read beside the operator's arguments is given by no block.
+    q, k, v, given: as for core's functions. No block passes any argument of theirs that the operator lacks.
     """
     return chosen.operator()(
         q, k, v, name, heads, mask,
@@ -90,7 +90,7 @@ def run(name: str, function: Any, q: Any, k: Any, v: Any, heads: int, mask: Any 
 
 def _given_to_model(override: Any) -> Any:
     """The function of core's that core's own override calls; None for any other override."""
-    # The override itself: what it closes over is the function that `_name_of` looks up.
+    # Check only who wrote the override: `_name_of` looks up the function in its closure.
     is_cores = isinstance(override, types.FunctionType) and author_of(override) == "comfy.model_patcher"
     if not is_cores or override.__qualname__ != _NODES or override.__closure__ is None:
         return None
@@ -117,7 +117,7 @@ def _name_of(function: Any) -> str | None:
     if function is None:
         return None
     name = next((name for name, each in functions().items() if each is function), None)
-    if name is None:  # of an option whose function this version does not register
+    if name is None:  # a start option may choose a function that this version does not register
         own = vars(_core()).get(getattr(function, "__name__", ""))
         return TORCHS if own is function and own.__name__.removeprefix("attention_") in _PLAIN else None
     return TORCHS if name in _PLAIN else name
@@ -127,5 +127,5 @@ def _core() -> Any:
     return importlib.import_module("comfy.ldm.modules.attention")
 
 
-# When it is imported, since a region from disk runs the operator without a trace.
+# At import, since a region loaded from disk runs the operator without a trace.
 chosen.use(__name__, lambda name: functions().get(name))

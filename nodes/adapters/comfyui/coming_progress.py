@@ -1,5 +1,5 @@
-"""Show compiles behind the picture: while the prompt runs, a text on each node whose calls wait for them, and until all
-are there, a count on the badge.
+"""Show background compiles: a text on each node whose calls wait for them, while the prompt runs, and a count on the
+badge until all are done.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from ....compile_cache.calls.rows import LEAST_GAIN, failed_text
 from ....compile_cache.texts import Text, words_of
 from .messages import broadcast, prompt_runs, show_on_node
 
-_TICK = 0.5  # seconds between two looks
+_TICK = 0.5  # seconds between two updates
 
-Part = tuple[str | None, str]  # a compile node, and what it does: "sampling"
-counts: dict[Part, tuple[int, int]] = {}  # of the regions of each: how many are ready, and of how many
+Part = tuple[str | None, str]  # the id of a compile node, and its activity: "sampling"
+counts: dict[Part, tuple[int, int]] = {}  # (ready, total) regions of each part
 
 _lock = threading.Lock()
-# Those whose run goes on, and whose latest call waited: with the gain of a capture that answered it.
+# Parts with a run in progress whose latest call waited for code, with the speedup of the capture that served the call.
 _waiting: dict[Part, Callable[[], float | None] | None] = {}
-# Those of which no call ran all regions yet, after one that waited, and what shows that all is compiled.
+# Parts that waited for code and have not run all regions compiled since, with the function that shows the end.
 unfinished: dict[Part, Callable[[Text], None]] = {}
 _ticker: threading.Thread | None = None
 
 
 def waits(part: Part, gain: Callable[[], float | None] | None, show_end: Callable[[Text], None]) -> None:
-    """A call ran originals in place of code that is being compiled. gain: of a call that a capture of originals
-    answered, how many times as fast that is, as far as it is known. show_end: called once all is compiled, unless a run
-    goes on that will say so.
+    """Note that a call ran original blocks while their code is being compiled. gain: if a capture of the originals
+    served the call, returns its speedup, None while unknown. show_end: called with a text once all is compiled, unless
+    a run in progress reports it.
     """
     with _lock:
         _waiting[part] = gain
@@ -39,7 +39,7 @@ def waits(part: Part, gain: Callable[[], float | None] | None, show_end: Callabl
 
 
 def goes_on() -> None:
-    """Regions are compiled: the badge counts them."""
+    """Start the thread that counts compiling regions on the badge, if it is not running."""
     global _ticker
     with _lock:
         if _ticker is None:
@@ -48,31 +48,31 @@ def goes_on() -> None:
 
 
 def run_ends(part: Part) -> None:
-    """No text about it follows the result of its run."""
+    """Show no more texts about the part, so that the result of its run stays on the node."""
     with _lock:
         _waiting.pop(part, None)
 
 
 def has_come(part: Part) -> None:
-    """A call ran all its regions compiled."""
+    """Note that a call of the part ran all its regions compiled."""
     run_ends(part)
     unfinished.pop(part, None)
 
 
 def rounded(seconds: float) -> int:
-    """To a figure that does not pretend to be exact: 7, 25, 140."""
+    """Round seconds to an approximate figure: 7, 25, 140."""
     step = 1 if seconds < 10 else 5 if seconds < 60 else 10
     return max(step * round(seconds / step), 1)
 
 
 def _about(seconds: float) -> str:
-    """The same with its unit: "25 s", from two minutes on "3 min"."""
+    """Rounded seconds with their unit: "25 s", from two minutes on "3 min"."""
     return f"{short} s" if (short := rounded(seconds)) < 120 else f"{round(seconds / 60)} min"
 
 
 def coming(more: int = 0) -> tuple[int, float | None]:
-    """Of all backends: how many regions are being compiled, and in how many seconds they are there, with `more` that no
-    call left yet; None if nothing tells it yet.
+    """How many regions all backends are compiling, and the seconds until these are ready, and `more` regions that no
+    call has requested yet. The seconds are None while there is no estimate.
     """
     counts, seconds = zip(*(registry.get(name).coming(more) for name in registry.NAMES), strict=True)
     known = [each for each in seconds if each is not None]
@@ -92,26 +92,26 @@ def _text(doing: str, seconds: float | None, gain: Callable[[], float | None] | 
 
 
 def running_counts() -> dict[Part, tuple[int, int]]:
-    """Those of the running prompt."""
+    """The `counts` of the running prompt's nodes."""
     running = get_progress_state().dynprompt.all_node_ids()
     return {part: count for part, count in list(counts.items()) if part[0] in running}
 
 
 def _lacking() -> int:
-    """How many regions of the prompt have no code, those of a decoder that did not run yet too, so that the first
-    estimate is one of all. An encoder runs before sampling; one that left nothing by then is not used.
+    """How many regions of the prompt have no code. Those of a decoder that has not run yet count too, so that the first
+    estimate covers all. An encoder runs before sampling; if it left no region to compile by then, it is not used.
     """
     used = [each for part, each in running_counts().items() if part[1] != "encoding" or part in unfinished]
     return sum(total - ready for ready, total in used)
 
 
 def failed() -> list[str]:
-    """Of all backends: why there is no code of regions in the end, a sentence for each."""
+    """Why regions of all backends failed to compile, a sentence for each."""
     return [why for name in registry.NAMES for why in registry.get(name).failed_regions()]
 
 
 def _tick() -> None:
-    """The life of the thread: until nothing is left and no run waits."""
+    """The loop of the thread: update the texts until no region is being compiled and no run waits."""
     global _ticker
     total = before = 0
     known = len(failed())

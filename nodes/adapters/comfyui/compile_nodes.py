@@ -1,4 +1,4 @@
-"""The classes of the nodes that compile, ours and those of OneDiff's names, which are ours too."""
+"""The class names of our nodes that compile, including those under OneDiff's names."""
 
 from __future__ import annotations
 

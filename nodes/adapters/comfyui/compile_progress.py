@@ -1,7 +1,7 @@
-"""Progress of compiling and loading: a text that ticks, ComfyUI's bar on the node, and an answer to Cancel at once.
+"""Progress of compiling and loading: a text with seconds, ComfyUI's bar on the node, and immediate feedback on Cancel.
 
-In this process a region can take half a minute, and nothing in it can be interrupted. So a thread shows the seconds,
-and says what happens as soon as the user presses Cancel.
+Compiling a region in this process can take half a minute and cannot be interrupted. So a thread shows the seconds, and
+says what Cancel will do as soon as the user presses it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .messages import broadcast, prompt_runs, running_workflow, show_on_node
 
 logger = logging.getLogger(__name__)
 
-_TICK = 0.2  # seconds between two looks at the clock and at Cancel
+_TICK = 0.2  # seconds between two checks of the clock and of Cancel
 _LONG = 1.0  # seconds; a shorter call shows no bar
-_QUIET = 1.0  # seconds of loading before a text says so, and without a wait until none says what is waited for
+_QUIET = 1.0  # seconds of loading before its text appears, and seconds without waiting before the text goes away
 
-_results: dict[str, dict[str, str]] = {}  # by compile node and by what they are for: the latest
+_results: dict[str, dict[str, str]] = {}  # the latest result text by compile node and activity
 _logged = (0, 0)  # the latest count in the log
-_clock: tuple[str | None, float] = None, 0.0  # the prompt whose waits are shown, and the seconds of those before it
+_clock: tuple[str | None, float] = None, 0.0  # the prompt whose waits are shown, and the seconds waited before it
 
 
 class CompileProgress:
-    """Shows on one compile node what is compiled or loaded, and passes ComfyUI's Cancel on between two units of work.
-    `finish` ends that, and costs nothing if there was none. Without a server (in tests) it only logs.
+    """Shows compiling and loading on one compile node, and raises ComfyUI's Cancel between two units of work. `finish`
+    ends the display, and costs nothing if there was none. Without a server (in tests) it only logs.
 
-    doing: what the node does when nothing is compiled: "sampling". waiting: the seconds that prompts waited so far, a
-    clock that stands still while they do not: `Stats.waiting_seconds`.
+    doing: the node's activity when nothing is compiled: "sampling". waiting: returns the seconds that prompts waited so
+    far, a clock that stops while no prompt waits: `Stats.waiting_seconds`.
     """
 
     cancellations: tuple[type[BaseException], ...] = (comfy.model_management.InterruptProcessingException,)
@@ -47,24 +47,24 @@ class CompileProgress:
         self.node_id = node_id
         self._doing, self._waiting = doing, waiting
         self._count = (0, 0)
-        self._loads_since: float | None = None  # on the clock; None while regions are compiled
-        self._waited, self._moved = 0.0, 0.0  # the clock, and when it last moved
+        self._loads_since: float | None = None  # the clock at the start of loading; None while regions are compiled
+        self._waited, self._moved = 0.0, 0.0  # the last value of the clock, and the time at which it changed
         self._shown = "", 0
         self._ticker: _Ticker | None = None
         self._bar: comfy.utils.ProgressBar | None = None
-        self.of_call: CallBar | None = None  # while a call runs that may take long
+        self.of_call: CallBar | None = None  # set while a call runs that may take long
         self._part = node_id, doing
         self.is_waiting = self._part in coming_progress.unfinished
-        self.came = False  # in this run
+        self.came = False  # True if all regions became ready in this run
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many regions of all compile nodes of the prompt are ready, and of how many, as the node shows it."""
+        """(ready, total) regions of all compile nodes of the prompt, as the node shows them."""
         counts = list(coming_progress.running_counts().values()) or [self._count]
         return sum(ready for ready, _ in counts), sum(total for _, total in counts)
 
     def show_result(self, text: str) -> None:
-        """The result of a run, with those of the node's other parts: a loader compiles a model and a VAE."""
+        """Show the result of a run beside those of the node's other parts: a loader compiles a model and a VAE."""
         coming_progress.run_ends(self._part)
         self._show(text)
 
@@ -76,25 +76,25 @@ class CompileProgress:
         show_on_node(Text.joined("\n", results.values()), self.node_id, workflow)
 
     def set_total(self, ready: int, regions: int) -> None:
-        """The node runs, and so many of its regions are ready. The bar of the other nodes counts them too."""
+        """The node runs, and `ready` of its `regions` are ready. Other nodes' bars count them too."""
         _results.pop(str(self.node_id), None)
         self.note_count(ready, regions)
 
     def note_count(self, ready: int, regions: int) -> None:
-        """So many of the node's regions are ready."""
+        """Record that `ready` of the node's `regions` are ready."""
         self._count = (ready, regions)
         if self.node_id is not None:
             coming_progress.counts[self._part] = self._count
 
     def begin_run(self) -> None:
-        """A sampling run or a decode begins. Seconds count from the first one of its prompt."""
+        """A sampling run or a decode begins. Seconds count from the first one of the prompt."""
         global _clock
         self.came = False
         if _clock[0] != (prompt := get_progress_state().prompt_id):
             _clock = prompt, self._waiting()
 
     def waits(self, gain: Callable[[], float | None] | None = None) -> None:
-        """A call ran originals in place of code that is being compiled. gain: see `coming_progress.waits`."""
+        """A call ran original blocks while their code is being compiled. gain: see `coming_progress.waits`."""
         self.is_waiting, self.came = True, False
         workflow = running_workflow()
         coming_progress.waits(self._part, gain, lambda text: self._show(text, workflow))
@@ -110,7 +110,7 @@ class CompileProgress:
         comfy.model_management.throw_exception_if_processing_interrupted()
 
     def begin_block(self) -> None:
-        """A block of a call is about to run. ComfyUI's own operations look for Cancel too, and a region has none."""
+        """Called before each block of a call. Raises on Cancel, like ComfyUI's operations, which a region lacks."""
         self.raise_if_cancelled()
         if self.of_call is not None:
             self.of_call.advance()
@@ -118,7 +118,7 @@ class CompileProgress:
     prompt_runs = staticmethod(prompt_runs)
 
     def cancel_again(self) -> None:
-        """ComfyUI's operations raise a Cancel once, in whatever thread runs them: a trace of a block does too."""
+        """Cancel the running prompt again. ComfyUI's operations raise a Cancel once, possibly in a tracing thread."""
         if prompt_runs():
             comfy.model_management.interrupt_current_processing()
 
@@ -133,23 +133,23 @@ class CompileProgress:
             self._stop()
             self._loads_since = None
             self._ticker = _Ticker(self._tick)
-        self._tick()  # at once: the next region may be compiled before the thread looks again
+        self._tick()  # at once: the next region may be ready before the thread's next tick
         if self.node_id is not None:
             done, total = self.count
             self._bar = self._bar or comfy.utils.ProgressBar(total, node_id=self.node_id)
             self._bar.update_absolute(done, total)
 
     def loading(self) -> None:
-        """The backend is being loaded, and then regions from disk."""
+        """The backend begins to load, and then regions from disk."""
         self._loads_since = self._waiting()
         self._ticker = self._ticker or _Ticker(self._tick, delay=_QUIET)
 
     def finish(self) -> None:
-        """The call is answered, or failed."""
+        """The call returned or failed: end the display."""
         if self._ticker is not None:
             self._stop()
             if self._loads_since is None:
-                stopped = isinstance(sys.exc_info()[1], self.cancellations)  # the caller handles it
+                stopped = isinstance(sys.exc_info()[1], self.cancellations)  # being handled by the caller
                 show_on_node(Text("stopped") if stopped else self._doing, self.node_id)
                 if stopped:
                     coming_progress.goes_on()
@@ -165,7 +165,7 @@ class CompileProgress:
         self._shown = "", 0
 
     def _tick(self) -> None:
-        """Show the text again if it changed; while the clock stands still, what the node does."""
+        """Show the text if it changed; while the clock stands still, show the node's activity."""
         done, total = self.count if self._loads_since is None else (0, 0)
         waited, now = self._waiting(), time.monotonic()
         if waited != self._waited:
@@ -199,7 +199,7 @@ class CompileProgress:
 
 
 class _Ticker:
-    """Calls `tick` in a thread of its own until `stop`, first after `delay` seconds."""
+    """Calls `tick` in a separate thread until `stop`, first after `delay` seconds."""
 
     def __init__(self, tick: Callable[[], None], delay: float = _TICK) -> None:
         self._tick, self._delay = tick, delay
@@ -218,15 +218,15 @@ class _Ticker:
 
 
 class CallBar:
-    """ComfyUI's bar on the node that runs, for one long call: a decode or an encode of a video can take minutes. It
-    counts the blocks of the call. How many there will be is known from an earlier call of the same module.
+    """ComfyUI's bar on the running node, for one long call: a decode or an encode of a video can take minutes. The bar
+    counts the blocks of the call; their total is known from an earlier call of the same module.
 
-    The GPU is at most some hundred launches behind what is counted.
+    The GPU is at most some hundred launches behind the count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._blocks: dict[tuple[int, ...], int] = {}  # by shape: the fewest, since a first call runs blocks twice
+        self._blocks: dict[tuple[int, ...], int] = {}  # by shape: the fewest seen, since a first call runs blocks twice
         self._shape: tuple[int, ...] = ()
         self._done = self._total = 0
         self._begun = 0.0
@@ -247,13 +247,13 @@ class CallBar:
         self._bar.update_absolute(min(self._done, self._total))
 
     def end(self, is_whole: bool) -> None:
-        """The call ended. is_whole: it was answered."""
+        """The call ended. is_whole: it returned its result."""
         if is_whole and self._done:
             self._blocks[self._shape] = min(self._done, self._blocks.get(self._shape, self._done))
         self._shape, self._total, self._bar = (), 0, None
 
     def _expected(self) -> int:
-        """As many blocks for a frame as in the longest call so far; 0 if there was none."""
+        """Estimate the blocks from those per frame in the longest call so far; 0 if there was none."""
         shape, blocks = max(self._blocks.items(), key=lambda known: _frames(known[0]), default=((), 0))
         return round(blocks * _frames(self._shape) / _frames(shape)) if blocks else 0
 

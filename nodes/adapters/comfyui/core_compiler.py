@@ -1,7 +1,7 @@
-"""Core's own compiler (ComfyUI 0.34 and later) and ours never record inside each other.
+"""Keeps core's own compiler (ComfyUI 0.34 and later) and ours from recording inside each other.
 
-Where comfy-aimdo runs on CUDA, core records the allocations of a forward (`comfy.model_prefetch.malloc_graph_begin`,
-comfy_aimdo/malloc_graph.py) and captures CUDA graphs of its blocks inside of that. A capture of ours inside its
+With comfy-aimdo on CUDA, core records the allocations of a forward (`comfy.model_prefetch.malloc_graph_begin`,
+comfy_aimdo/malloc_graph.py) and captures CUDA graphs of its blocks inside that recording. A capture of ours inside its
 recording, or its recording inside a capture of ours, fails or crashes the process.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import comfy.cli_args
 
-# What core asks for in each call, before it begins to record or to capture. ComfyUI 0.33 has the second flag only.
+# The flags that core checks in each call before it records or captures. ComfyUI 0.33 has the second flag only.
 _FLAGS = ("disable_comfy_compiler", "disable_cuda_graphs")
 
 _lock = threading.Lock()
@@ -24,7 +24,7 @@ _before: dict[str, Any] = {}
 
 
 def is_recording() -> bool:
-    """Core's compiler records in this thread, so a call of ours runs eagerly."""
+    """Core's compiler is recording in this thread, so a call of ours must run eagerly."""
     core = sys.modules.get("comfy.model_prefetch")  # absent in 0.8.0
     graph = getattr(core, "MALLOC_GRAPHS", {}).get(threading.get_ident())
     return graph is not None and bool(getattr(graph, "_comfy_active", False))
@@ -32,10 +32,10 @@ def is_recording() -> bool:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """Core's compiler begins nothing in the block, in any thread: its switches belong to the process.
+    """Inside the `with`, core's compiler starts nothing, in any thread: its switches belong to the process.
 
-    A recording that has begun goes on as it is. A recording ends with `malloc_graph_end`, which does not ask for the
-    switch, so a begin that is left out inside of it would end the wrong one.
+    This changes nothing during a recording of this thread. `malloc_graph_end` ends a recording without checking the
+    switches, so after a begin that was skipped inside a recording it would end the outer one.
     """
     if is_recording():
         yield

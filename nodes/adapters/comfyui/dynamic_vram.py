@@ -1,13 +1,13 @@
-"""ComfyUI's DynamicVRAM (comfy-aimdo): weights at fixed virtual addresses, behind which pages of memory come and go.
+"""ComfyUI's DynamicVRAM (comfy-aimdo): weights at fixed virtual addresses, whose memory pages are mapped and evicted.
 
 `ModelPatcherDynamic.load` gives each module with more than 16 KiB of weights an allocation `_v` = (reservation,
 address, bytes) of the model's `ModelVBAR`, kept for the life of the model. `fault` maps the pages of a range and pins
-them; a page that was mapped anew has another serial number. `cast_bias_weight` fills a module's allocation with its
-weights, cast and with LoRAs applied, where the serial numbers differ from those of the last fill (`_v_signature`); a
-load with other LoRAs sets these to None. Smaller weights are put onto the device anew by each load, in the dtype of
-their file, and so are buffers.
+them; a page that was mapped again has a new serial number. `cast_bias_weight` fills a module's allocation with its
+weights, cast and with LoRAs applied, if the serial numbers differ from those of the last fill (`_v_signature`); a load
+with other LoRAs sets these to None. Each load copies smaller weights and buffers to the device again, in the dtype of
+their file.
 
-This file and `page_loading` hold all that Resolute knows of it. Nothing here locks; the callers hold the cache's lock.
+Only this file and `page_loading` know DynamicVRAM. Nothing here locks; the callers hold the cache's lock.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def allocation(module: torch.nn.Module) -> tuple[Any, int, int] | None:
 
 
 def paged_bytes(module: torch.nn.Module) -> int:
-    """Of a paged module's allocation."""
+    """Bytes of a paged module's allocation."""
     found: int = module.__dict__["_v"][2]
     return found
 
 
 def headroom() -> int:
-    """Bytes that DynamicVRAM keeps free on a device: an allocation that would leave less unloads pages. 0 if it is off.
+    """Bytes that DynamicVRAM keeps free on a device: an allocation that would leave less evicts pages. 0 if it is off.
 
-    comfy-aimdo's own (VRAM_HEADROOM in its `plat.h`), and what `--vram-headroom` adds.
+    The sum of comfy-aimdo's constant (VRAM_HEADROOM in its `plat.h`) and `--vram-headroom`.
     """
     try:
         memory_management = importlib.import_module("comfy.memory_management")
@@ -57,7 +57,7 @@ def headroom() -> int:
 
 
 def resident_bytes(device: str) -> int:
-    """Bytes of a device ("cuda:0") behind the pages of all models that ComfyUI has loaded. It can unload them."""
+    """Bytes on a device ("cuda:0") in the resident pages of all loaded models. ComfyUI can evict these pages."""
     return sum(int(reservation.loaded_size()) for reservation in _reservations(torch.device(device)))
 
 
@@ -72,7 +72,7 @@ def _reservations(device: torch.device) -> list[Any]:
 
 
 def page_bytes(reservation: Any) -> int:
-    """The size of a page. Only while at least one page of the reservation is resident."""
+    """Bytes of a page. At least one page of the reservation must be resident."""
     resident: int = sum(flags & 1 for flags in reservation.get_residency())
     loaded: int = reservation.loaded_size()
     return loaded // resident
@@ -85,10 +85,10 @@ def offset(reservation: Any, address: int) -> int:
 
 
 def fault(reservation: Any, address: int, size: int) -> Serials | None:
-    """Map and pin the pages of a range, until the reservation's `unpin` of it. None, with nothing pinned, if there is
-    no room for all of them.
+    """Map the pages of a range, and pin them until the reservation's `unpin` of the range. Returns their serials, or
+    None, with nothing pinned, if there is no room for all of them.
 
-    It makes room by unloading pages of models that were used less lately, and for that waits for the GPU.
+    To make room it evicts pages of less recently used models, and waits for the GPU to do so.
     """
     try:
         serials = reservation.fault(address, size)
@@ -98,11 +98,11 @@ def fault(reservation: Any, address: int, size: int) -> Serials | None:
 
 
 def has_ranges_of_blocks(modules: Iterable[torch.nn.Module]) -> bool:
-    """Core asks for the pages of a block as one range, from its first module's address on.
+    """Core faults in the pages of a block as one range, which starts at the address of its first module.
 
     ComfyUI 0.33 does so for text encoders, later versions for diffusion models.
-    The modules must keep their addresses then: core would not notice that a page outside of the range went, and replay
-    its own CUDA graph of the block over it.
+    The modules must then keep their addresses: core would not notice the eviction of a page outside the range, and
+    would replay its own CUDA graph of the block over it.
     """
     return bool([module for module in modules if "_v_block" in module.__dict__])
 
@@ -110,8 +110,8 @@ def has_ranges_of_blocks(modules: Iterable[torch.nn.Module]) -> bool:
 def lay_out(modules: Sequence[torch.nn.Module]) -> bool:
     """Give the paged modules of one reservation new addresses, in this order from its start.
 
-    All its pages go, and come when they are asked for. Returns False, with everything as it was, if the reservation
-    holds something else too, if a page is pinned, or if core has loaded a module ahead.
+    All its pages are evicted, and faulted in again on demand. Returns False, with all addresses unchanged, if the
+    reservation has other allocations, if a page is pinned, or if core has prefetched a module.
     """
     found: list[tuple[Any, int, int]] = [module.__dict__["_v"] for module in modules]
     if not found:
@@ -147,25 +147,25 @@ def filled(module: torch.nn.Module) -> Serials | None:
 
 
 def views(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The filled weights at their fixed addresses, by the names of the module's parameters."""
+    """The filled weights at their fixed addresses, as (parameter name, tensor)."""
     own = module.__dict__
     return [(name, own[f"_v_{name}"]) for name in NAMES if own.get(f"_v_{name}") is not None]
 
 
 def as_weight(view: torch.Tensor) -> torch.Tensor:
-    """A view of loaded memory in the form of the weight that it stands for: a Parameter, unless it is quantized."""
+    """A view of loaded memory as a module's weight: a Parameter, unless the view is quantized."""
     return torch.nn.Parameter(view, requires_grad=False) if type(view) is torch.Tensor else view
 
 
 class _NoPages:
-    """Stands in for a reservation that has no room."""
+    """Replaces a reservation, and never has room for a page."""
 
     def fault(self, address: int, size: int) -> None:
         return None
 
 
 def unmapped(modules: Iterable[torch.nn.Module]) -> AbstractContextManager[None]:
-    """Inside, loading these paged modules maps no page: what is not resident comes through a buffer."""
+    """Inside the `with`, loading these paged modules maps no page: core streams other weights through a buffer."""
     paged = [(module, at) for module in modules if (at := allocation(module)) is not None]
     residency = {id(at[0]): at[0].get_residency() for _, at in paged}  # once: a large card has thousands of pages
     return swapped(
@@ -184,14 +184,14 @@ def _is_resident(residency: Sequence[int], reservation: Any, address: int, size:
 
 
 def declared_dtype(module: torch.nn.Module) -> torch.dtype | None:
-    """The dtype that a paged module's class gives its weights; None if it is unknown. Its file may have another."""
+    """The dtype that the model declares for a paged module's weights; None if unknown. The file's may differ."""
     weight = module._parameters.get("weight")
     declared = getattr(weight, "_model_dtype", None) or module.__dict__.get("weight_comfy_model_dtype")
     return declared or getattr(weight, "dtype", None)
 
 
 def declared_in_float32(modules: Sequence[torch.nn.Module]) -> set[int]:
-    """The ids of those, unless it is the dtype of most modules: then it is that of the weights, not of the inputs."""
+    """The ids of the modules declared in float32; empty if most are: it is then the weights' dtype, not the inputs'."""
     declared = [declared_dtype(module) for module in modules]
     if 2 * declared.count(torch.float32) > len(declared):
         return set()
@@ -199,7 +199,7 @@ def declared_in_float32(modules: Sequence[torch.nn.Module]) -> set[int]:
 
 
 def slots_outside_pages(modules: Sequence[torch.nn.Module]) -> list[Slot]:
-    """The slots of all weights of these modules that are in no allocation."""
+    """The slots of all weights and buffers of these modules that are in no allocation."""
     others = [(own, name) for own, name in tensor_slots(*paged(modules)) if name not in NAMES]
     return tensor_slots(*[module for module in modules if "_v" not in module.__dict__]) + others
 

@@ -1,9 +1,9 @@
-"""Decoded pictures and videos are finished on the GPU and come to the CPU as the last step.
+"""Finish decoded pictures and videos on the GPU, and copy them to the CPU as the last step.
 
-Core's VAE.decode copies what a decoder gives to the CPU and finishes it there: a change of type, a copy into the
-result, and three passes over it. On an H100's host they took 10 to 50 ms for 1024x1024, beside a decode of 31. The
-numbers are the same on the GPU, where they take 24 bytes a pixel. The decode of a picture took 2,000; that of a video
-needs no more for more frames, so a long one goes this way only if there is room.
+Core's VAE.decode copies the decoder's result to the CPU and finishes it there: a change of dtype, a copy into the
+result, and three passes over it. On an H100's host this took 10 to 50 ms for 1024x1024, beside a decode of 31 ms. On
+the GPU it gives the same numbers and takes 24 bytes a pixel. The decode of a picture took 2,000 bytes a pixel. The
+decode of a video needs no more for more frames, so a long video is finished on the GPU only if there is room.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _STAGE = 8 << 20  # bytes of a buffer
 
 
 def copied_to_cpu(finished: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor of a GPU in the CPU's memory, with the same strides.
+    """A copy of a GPU's tensor in the CPU's memory, with the same strides.
 
-    The GPU fills one pinned buffer while all threads copy from the other. Torch's own copy has one thread ask the
-    system for each new page: 388 MB took 0.29 s on an H100's host, by buffers of 4 MB 0.04 and of 16 MB 0.02. A picture
-    of 12 MB takes 1 ms either way.
-    A tensor that requires gradients goes by torch's copy, which has one.
+    The GPU fills one pinned buffer while all threads copy from the other. In torch's own copy, one thread faults in
+    each new page: 388 MB took 0.29 s on an H100's host, 0.04 s with buffers of 4 MB, and 0.02 s with buffers of 16 MB.
+    A picture of 12 MB takes 1 ms either way. A tensor that requires gradients uses torch's copy, which has a gradient.
     """
     bytes_each = finished.element_size()
     size, all_sizes = _STAGE // bytes_each, finished.numel()
@@ -70,7 +69,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def finish_on_gpu(vae: Any) -> None:
-    """Do so in `vae`, a comfy.sd.VAE of one's own, if it is core's, for pixels, and gives them to the CPU."""
+    """Make the caller's own `vae` a FinishingVAE if it is core's and decodes pixels on CUDA for the CPU."""
     has_pixels = getattr(vae, "latent_dim", None) in (2, 3) and getattr(vae, "extra_1d_channel", None) is None
     is_core = type(vae) is comfy.sd.VAE and "decode" not in vars(vae) and not getattr(vae, "handles_tiling", False)
     if is_core and has_pixels and vae.device.type == "cuda" and vae.output_device.type == "cpu":
@@ -78,10 +77,10 @@ def finish_on_gpu(vae: Any) -> None:
 
 
 class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
-    """A VAE that does so. A copy of one does it too; a method that was put on the object would be the original's."""
+    """A VAE that finishes on the GPU, as do its copies. A method set on the object would stay bound to the original."""
 
     output_device: torch.device
-    resolute_result: torch.device | None = None  # while a decode runs: where its pictures shall be at the end
+    resolute_result: torch.device | None = None  # during a decode: the device for its result
 
     def decode(self, samples_in: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self._goes_at_once(samples_in):
@@ -90,7 +89,7 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
             try:
                 return self._brought(super().decode(samples_in, *args, **kwargs))
             except Exception as error:
-                if not is_out_of_memory(error):  # core finds one that comes late, with the copy, and goes by tiles
+                if not is_out_of_memory(error):  # core's way also catches an OOM at its copy, and tiles
                     raise
             finally:
                 self.output_device, self.resolute_result = wanted, None
@@ -105,7 +104,7 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         return super().decode_tiled_3d(*args, **kwargs)
 
     def _brought(self, decoded: torch.Tensor) -> torch.Tensor:
-        """The result on the CPU, where one from tiles is already. A local of `decode` would keep it in a second try."""
+        """The result on the CPU; a tiled one is there already. A local in `decode` would keep it alive in the retry."""
         return decoded if self.output_device == self.resolute_result else copied_to_cpu(decoded)
 
     def _put_together_on_cpu(self) -> None:
@@ -113,15 +112,15 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
             self.output_device = self.resolute_result
 
     def _goes_at_once(self, samples_in: torch.Tensor) -> bool:
-        """The result takes memory that the decode has given back, or there is room beside it. Core decodes a batch in
-        parts if its estimate finds too little memory; finished ones would take of it.
+        """The result fits into memory that the decode has freed, or there is room besides. Core decodes a batch in
+        parts if its estimate exceeds the free memory; finished parts on the GPU would reduce that memory.
         """
         if self.latent_dim == 2 and samples_in.ndim == 5:  # core decodes the first frame
             samples_in = samples_in[:, :, 0]
         estimate = self.memory_used_decode(samples_in.shape, self.vae_dtype)
         is_after_decode = not getattr(self.first_stage_model, "comfy_has_chunked_io", False)
         finished = self._finished_bytes(samples_in)
-        # Estimates are up to twice what a decode takes.
+        # Core's estimates are up to twice the memory that a decode takes.
         if samples_in.shape[0] == 1 and is_after_decode and finished <= estimate / 4:
             return True
         weights = self.patcher.model_size() - self.patcher.loaded_size()
@@ -129,11 +128,11 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         return bool(needed <= comfy.model_management.get_free_memory(self.device))
 
     def _finished_bytes(self, samples_in: torch.Tensor) -> int:
-        """The result twice in float32: core makes it, and puts it into that of the batch."""
+        """Bytes of two float32 copies of the result: core makes the pixels, and copies them into the batch's result."""
         batch, _, *sizes = samples_in.shape
         ratio = self.upscale_ratio
         ratios = ratio if isinstance(ratio, tuple) else (ratio,) * len(sizes)
         pixels = [by(size) if callable(by) else by * size for by, size in zip(ratios, sizes, strict=False)]
-        # A decoder of Wan's that doubles width and height gives 12 channels; a node makes pixels of them.
+        # A Wan decoder that doubles width and height returns 12 channels; a node turns them into pixels.
         channels = max(self.output_channels, getattr(self, "conv_out_channels", 0))
         return int(2 * 4 * batch * channels * math.prod(pixels))

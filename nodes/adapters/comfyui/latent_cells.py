@@ -1,13 +1,13 @@
-"""How many pixels a side of a latent cell has, as a loaded model or VAE says it."""
+"""Pixels along a side of a latent cell, as a loaded model or VAE declares them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-# Of most models; 0.8.0 knows no other number.
+# For most models; ComfyUI 0.8.0 declares no other number.
 DEFAULT = 8
-# Channels and rows of ACE-Step's latents: sound with the four dimensions of a picture.
+# Channels and rows of ACE-Step's latents: sound, but with four dimensions like a picture.
 _SOUND = (8, 16)
 
 
@@ -17,12 +17,12 @@ def is_picture(latent: Sequence[int]) -> bool:
 
 
 def of_format(latent_format: Any) -> int:
-    """Of a model's `latent_format`; None has the default."""
+    """Pixels per latent cell of a model's `latent_format`; the default for None."""
     return int(getattr(latent_format, "spacial_downscale_ratio", DEFAULT))
 
 
 def of_vae(vae: Any) -> int:
-    """Of a comfy.sd.VAE. Those of videos have a tuple, whose last entry is the width's; some have a function."""
+    """Pixels per latent cell of a comfy.sd.VAE. A video VAE has a tuple, with the width last; some have a function."""
     ratio = vae.upscale_ratio
     ratio = ratio[-1] if isinstance(ratio, tuple) else ratio
     return ratio if isinstance(ratio, int) else DEFAULT

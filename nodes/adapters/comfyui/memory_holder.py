@@ -1,7 +1,7 @@
-"""Our captures among ComfyUI's loaded models, so that ComfyUI asks for their memory as it asks for that of models.
+"""Lists our captures among ComfyUI's loaded models, so that ComfyUI can free their memory like that of models.
 
-Core's `free_memory` has no callback. It asks each of `current_loaded_models`: for some bytes before it loads a model or
-decodes, for all of them at Unload Models and Free, and when a prompt ran out of memory.
+Core's `free_memory` has no callback. It asks each of `current_loaded_models` for memory: for some bytes before it loads
+a model or decodes, and for all bytes on Unload Models, on Free, and after a prompt ran out of memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 
-# What core sees as loaded. It asks for a part of a model that has more loaded than it needs, else for the whole model;
-# to unload all models it asks for 1e30 bytes.
+# The loaded bytes that core sees. Core unloads a part of a model that has more loaded than core needs, and otherwise
+# the whole model; to unload all models it asks for 1e30 bytes.
 _ALWAYS_ENOUGH = 1 << 60
 
 
@@ -24,9 +24,9 @@ class CapturedGraphs(torch.nn.Module):
 
 
 class MemoryHolder(comfy.model_patcher.ModelPatcher):
-    """A patcher that ComfyUI can unload. It holds what captures hold.
+    """A patcher that ComfyUI can unload. Its size is the memory of our captures.
 
-    held: their bytes. give_back: releases memory; its argument says whether all models are unloaded.
+    held: returns the bytes of the captures. give_back: frees memory; its argument is True if all models are unloaded.
     """
 
     def __init__(self, device: torch.device, held: Callable[[], int], give_back: Callable[[bool], object]) -> None:
@@ -34,7 +34,7 @@ class MemoryHolder(comfy.model_patcher.ModelPatcher):
         self._held, self._give_back = held, give_back
 
     def show(self) -> None:
-        """Be among the loaded models. Core takes it off the list when it unloads it."""
+        """Add this patcher to the loaded models, unless it is there. Core removes it when it unloads it."""
         management = comfy.model_management
         if any(loaded.model is self for loaded in management.current_loaded_models):
             return
@@ -55,7 +55,7 @@ class MemoryHolder(comfy.model_patcher.ModelPatcher):
 
     def partially_unload(self, device_to: Any, memory_to_free: int = 0, *args: Any, **kwargs: Any) -> int:
         self._give_back(False)
-        return memory_to_free  # with less, core would take the whole holder off the list
+        return memory_to_free  # if it were less, core would remove the holder from the list
 
     def detach(self, unpatch_all: bool = True) -> torch.nn.Module:
         if unpatch_all:

@@ -1,4 +1,4 @@
-"""Messages over ComfyUI's websocket: the text on one node, and what the badge and the panel show."""
+"""Messages over ComfyUI's websocket: the text on one node, and events for the badge and the panel."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from ....compile_cache.texts import Text, words_of
 
 EVENT = "resolute"
-_NO_ID = "00000000-0000-0000-0000-000000000000"  # of a workflow that was loaded as a prompt
+_NO_ID = "00000000-0000-0000-0000-000000000000"  # the id of a workflow that was loaded as a prompt
 _KEPT = 500
 _latest: dict[tuple[str, str], dict[str, Any]] = {}  # by workflow and node, the latest last
-going_on: dict[str, dict[str, Any]] = {}  # for a page that is loaded meanwhile: messages of kind working and coming
+going_on: dict[str, dict[str, Any]] = {}  # current messages of kinds working and coming, for a page loaded now
 
 
 def show_on_node(text: str, node_id: str | None, workflow: str | None = None) -> None:
     """Put a text on a node; the front end replaces the one that was there. Does nothing without a server.
 
-    workflow: its id, if not the running one's. Words go first: ComfyUI's message has room for a plain string only.
+    workflow: its id, if not the running one's. Words are sent first: ComfyUI's own message carries only a plain string.
     """
     server = _server()
     pack: Any = sys.modules.get(__name__.rpartition(".nodes.")[0])
@@ -34,7 +34,7 @@ def show_on_node(text: str, node_id: str | None, workflow: str | None = None) ->
 
 
 def on_node(*texts: str) -> dict[str, Any]:
-    """The `ui` of the node that runs, which shows these texts, with their words."""
+    """The `ui` output by which the running node shows these texts, with their words; keeps them for a reload."""
     context = getattr(sys.modules.get("comfy_execution.utils"), "get_executing_context", lambda: None)()
     if context is not None:
         keep(Text.joined("\n", texts), context.node_id, running_workflow())
@@ -61,7 +61,7 @@ def latest_texts() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def keep(text: str, node_id: str, workflow: str) -> None:
-    """Keep a text for `latest_texts`. workflow: its id; nothing is kept of one without."""
+    """Keep a text for `latest_texts`. workflow: its id; nothing is kept for a workflow without one."""
     if workflow and workflow != _NO_ID:
         _latest.pop((workflow, node_id), None)
         _latest[workflow, node_id] = {"text": text, "words": words_of(text)}
@@ -70,7 +70,7 @@ def keep(text: str, node_id: str, workflow: str) -> None:
 
 
 def running_workflow() -> str:
-    """The id of the workflow whose prompt runs; empty where there is none, or a prompt came without it."""
+    """The id of the workflow whose prompt runs; empty if no prompt runs, or if it was queued without the id."""
     running = getattr(getattr(_server(), "prompt_queue", None), "currently_running", {})
     for _, _, _, extra, *_ in list(running.values()):
         measured = extra.get("resolute_workflow") if isinstance(extra, dict) else None  # by Measure against stock

@@ -1,4 +1,4 @@
-"""The attributes in which ComfyUI keeps things on its modules."""
+"""The attributes that ComfyUI stores on its modules."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ATTRIBUTES = ModuleAttributePolicy(
         "comfy_patched_weights",
         "seed_key",
         "comfy_need_lazy_init_bias",
-        "largest_layer",  # of ComfyUI-GGUF: for its estimate of memory
+        "largest_layer",  # ComfyUI-GGUF's, for its memory estimate
         *WEIGHT_PATCHES,
     },
-    # The dtype of a loaded weight is stored under such a name. A digest has the weight's own dtype.
+    # Core stores the dtype of a loaded weight under such a name. A digest includes the weight's own dtype.
     bookkeeping_endings=("_comfy_model_dtype",),
-    # Only a load without pages sets it, so a model with LoRA hooks has it. Linears of core's mixed precision read it.
+    # Only a load without paging sets the first, as for a model with LoRA hooks. Core's mixed precision Linears read it.
     switch=("comfy_force_cast_weights", "_full_precision_mm"),
     casts=CASTS,
     weight_patches=WEIGHT_PATCHES,

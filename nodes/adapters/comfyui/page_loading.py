@@ -1,6 +1,6 @@
-"""Fill paged weights, and load those of a block ahead: by core's own functions, casts and LoRAs included.
+"""Fill paged weights, and prefetch the weights of a block, by core's own functions, including casts and LoRAs.
 
-See `dynamic_vram` for what pages are.
+`dynamic_vram` explains pages.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from . import dynamic_vram
 from .dynamic_vram import NAMES, as_weight
 from .quantization import WeightCast, weight_cast
 
-# The first comfy-aimdo that counts pins. Before it a pin is a flag, so core's unpin of a module takes ours away.
+# The first comfy-aimdo that counts pins. Before it a pin is a flag, so core's unpin of a module would remove ours.
 _COUNTS_PINS = (0, 3, 0)
 _FUNCTIONS = ("cast_bias_weight", "uncast_bias_weight", "cast_modules_with_vbar", "resolve_cast_module_with_vbar")
 
 
 @functools.cache
 def why_unsupported() -> str | None:
-    """Why paged weights are left to core in this process; None if this file can load them.
+    """Why only core can load paged weights in this process; None if this file can.
 
-    It says nothing about weights that are not paged, as in ComfyUI 0.8.0.
+    It does not apply to weights that are not paged, as in ComfyUI 0.8.0.
     """
     missing = [name for name in _FUNCTIONS if not hasattr(comfy.ops, name)]
     if missing:
@@ -44,7 +44,7 @@ def why_unsupported() -> str | None:
 
 
 def fill(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Fill a paged module's allocation by core's own function. Its pages are mapped and pinned.
+    """Fill a paged module's allocation by core's own function. Its pages must be mapped and pinned.
 
     dtype: of the module's input.
     """
@@ -59,18 +59,18 @@ LoadedWeights = list[tuple[torch.nn.Module, str, torch.Tensor]]  # (module, name
 
 
 class Resident:
-    """Weights as core gave them, of modules whose pages hold them. Core is not asked again while those pages stay: for
-    the 816 modules of SDXL's blocks that takes the host 0.15 s a step under cProfile, beside the copies themselves.
+    """Weights that core loaded into pages. While the pages stay mapped, core is not called again: its call costs the
+    host 0.15 s a step under cProfile for the 816 modules of SDXL's blocks, beside the copies themselves.
 
-    Not thread-safe. It holds the modules.
+    Not thread-safe. It keeps the modules alive.
     """
 
     def __init__(self) -> None:
         self._known: dict[torch.nn.Module, tuple[tuple[Any, ...], dynamic_vram.Serials, LoadedWeights]] = {}
 
     def pinned(self, module: torch.nn.Module, dtype: torch.dtype) -> LoadedWeights | None:
-        """The module's weights, their pages pinned until they are unpinned; None, with nothing pinned, if they are not
-        there as they were. dtype: of the module's input.
+        """The module's weights, with their pages pinned until the caller unpins them. None, with nothing pinned, if the
+        weights are unknown, or if they or their pages changed. dtype: of the module's input.
         """
         known = self._known.get(module)
         if known is None:
@@ -86,7 +86,7 @@ class Resident:
         return None
 
     def keep(self, module: torch.nn.Module, dtype: torch.dtype, wanted: WeightCast, weights: LoadedWeights) -> None:
-        """Keep the weights that a load gave, whose pages are pinned; not those that core makes anew in each load."""
+        """Keep the weights from a load, whose pages are pinned, unless core makes them again in each load."""
         own, filled = module.__dict__, dynamic_vram.filled(module)
         is_own = all(weight is own.get(f"_v_{name}") for _, name, weight in weights)
         if is_own and filled is not None and wanted == WeightCast(dtype, dtype):
@@ -95,7 +95,7 @@ class Resident:
 
 
 def _state(module: torch.nn.Module, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Core's answer follows these objects, and the pages: a load or a fill puts others in their place."""
+    """Core's result depends only on these objects and the pages. A load or a fill replaces the objects."""
     own = module.__dict__
     return dtype, own["_v"], own["_v_signature"], *[own.get(f"{name}_function") or None for name in NAMES]
 
@@ -111,9 +111,9 @@ def loaded(
 ) -> Iterator[LoadedWeights]:
     """The weights of paged modules, for work that is launched inside the `with`.
 
-    dtype: of the modules' inputs. maps: whether they may take pages that they do not have. What finds no page comes
-    through a buffer of core's, which the next load may use again. Modules that core's own prefetch holds are left to
-    it. count: takes the bytes of each module that crosses the bus. resident: of earlier loads of these modules.
+    dtype: of the modules' inputs. maps: nonresident pages may be mapped. Weights without pages are streamed through a
+    buffer of core's, which the next load may reuse. Core's own prefetch keeps control of the modules that it loaded.
+    count: called with the bytes of each module that crosses the bus. resident: weights of earlier loads.
     """
     free = [module for module in modules if "_prefetch" not in module.__dict__]
     ready: dict[torch.nn.Module, LoadedWeights] = {}
@@ -153,7 +153,7 @@ def loaded(
 
 
 def _resolved(module: torch.nn.Module, device: torch.device, wanted: WeightCast) -> LoadedWeights:
-    """The weights of a module that core has loaded, in the form that it wants."""
+    """The weights of a module that core has loaded, in the form `wanted`."""
     tensors = comfy.ops.resolve_cast_module_with_vbar(
         module, wanted.dtype, device, wanted.bias_dtype, wanted.compute_dtype, wanted.want_requant
     )

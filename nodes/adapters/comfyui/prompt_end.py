@@ -1,7 +1,7 @@
-"""Do something when the running prompt ends, in the thread that runs prompts, before ComfyUI takes the next one.
+"""Run actions when the running prompt ends, in the thread that runs prompts, before ComfyUI starts the next one.
 
-ComfyUI has no callback for that. Its worker calls `task_done` of the queue, so an attribute of the queue stands in for
-that method until the prompt ended.
+ComfyUI has no callback for that. Its worker calls `task_done` of the queue, so an attribute of the queue replaces that
+method until the prompt has ended.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _actions: list[Callable[[], object]] = []
 
 
 def when_prompt_ends(queue: Any, action: Callable[[], object]) -> bool:
-    """Call `action` when the running prompt ended, however it ended. Returns False if no prompt runs.
+    """Call `action` when the running prompt ends, with any outcome. Returns False if no prompt runs.
 
-    queue: ComfyUI's PromptQueue. An action that waits already is not added again. An error of it is logged.
+    queue: ComfyUI's PromptQueue. An action that is already registered is not added again. Its errors are logged.
     """
     with queue.mutex:
         if not queue.currently_running:
@@ -34,7 +34,7 @@ def when_prompt_ends(queue: Any, action: Callable[[], object]) -> bool:
 def _standing_in(queue: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def task_done(*args: Any, **kwargs: Any) -> Any:
         with queue.mutex:
-            if queue.__dict__.get(_METHOD) is task_done:  # else another pack stands in for ours
+            if queue.__dict__.get(_METHOD) is task_done:  # otherwise another pack replaced ours
                 del queue.__dict__[_METHOD]
             actions, _actions[:] = list(_actions), []
         for action in actions:

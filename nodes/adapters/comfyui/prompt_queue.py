@@ -22,10 +22,10 @@ class _Posted:
 
 
 async def queue(server: Any, prompt: Prompt, request: web.Request, **more: Any) -> web.Response:
-    """Queue `prompt` and return core's answer: 200 with `prompt_id`, or 400 with what is wrong with the prompt.
+    """Queue `prompt` and return core's answer: 200 with `prompt_id`, or 400 with the errors of the prompt.
 
-    server: ComfyUI's PromptServer. request: the one that asked for it; its headers go along. more: further fields of
-    the body, such as `client_id` and `front`. Raises HTTPNotImplemented if the server has no such route.
+    server: ComfyUI's PromptServer. request: the request behind this prompt; its headers are passed on. more: further
+    fields of the body, such as `client_id` and `front`. Raises HTTPNotImplemented if the server has no such route.
     """
     for route in server.routes:
         if getattr(route, "path", None) == "/prompt" and route.method == "POST":

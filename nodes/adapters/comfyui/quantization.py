@@ -1,4 +1,4 @@
-"""Core's quantized weights: in which form its modules ask for theirs, and what computes them, in words."""
+"""Core's quantized weights: the form in which modules request them, and texts about the operators that compute them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from ....compile_cache.regions.gguf_weights import LAYOUT as GGUF_LAYOUT
 
-# By format of core's `QUANT_ALGOS`, the function of `comfy.model_management` that says if a device has its product. A
-# ComfyUI without the function computes the format on every device.
+# For each format of core's `QUANT_ALGOS`, the function of `comfy.model_management` that tells if a device has its
+# matrix product. A ComfyUI without the function computes the format on every device.
 _ASKED = {
     "float8_e4m3fn": "supports_fp8_compute",
     "float8_e5m2": "supports_fp8_compute",
@@ -30,10 +30,10 @@ _CUDA_OF_KERNELS = 13  # comfy-kitchen's kernels need a torch for this version o
 
 @dataclass(frozen=True, slots=True)
 class WeightCast:
-    """The arguments of core's `cast_bias_weight` that say in which form a module wants its weights.
+    """The arguments of core's `cast_bias_weight` that choose the form of a module's weights.
 
-    A weight of another dtype than `dtype` is converted, and dequantized. A LoRA on its way is applied in
-    `compute_dtype`, and with `want_requant` the result is quantized again.
+    A weight of another dtype than `dtype` is converted, and dequantized. The cast applies LoRAs in `compute_dtype`, and
+    with `want_requant` quantizes the result again.
     """
 
     dtype: torch.dtype
@@ -43,9 +43,9 @@ class WeightCast:
 
 
 def weight_cast(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> WeightCast:
-    """The arguments that core's forward of a module gives `cast_bias_weight` for an input in `dtype`.
+    """The arguments that core's forward of a module passes to `cast_bias_weight` for an input in `dtype`.
 
-    Paged weights that were loaded in another form would compute otherwise: widened, or with a LoRA in full precision.
+    Paged weights in another form would give other results: they would be widened, or have a LoRA in full precision.
     """
     weight: Any = module._parameters.get("weight")
     fast = getattr(comfy.ops, "fp8_ops", None)
@@ -66,18 +66,18 @@ def weight_cast(module: torch.nn.Module, dtype: torch.dtype, device: torch.devic
 
 
 def _has_formats(module: torch.nn.Module) -> bool:
-    """A Linear of core's mixed precision. Its banks of experts ask for their weights as any other module does."""
+    """The module is a Linear of core's mixed precision. Its expert banks request their weights like other modules."""
     return hasattr(module, "_full_precision_mm") and not hasattr(type(module), "expert_weight")
 
 
 def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device) -> list[str]:
     """One text for each format: "int8_tensorwise products", "emulated nvfp4: ..." with the reason, or "GGUF Q4_K, ...".
 
-    Core's handlers fall back to dequantizing in silence: on a card without the product, with a torch for CUDA before
-    13, or at a shape that the product does not take. So this says what operators a trace has.
+    Core's handlers silently fall back to dequantizing: on a card without the product, with a torch for CUDA before 13,
+    or at a shape that the product does not support. So the texts follow the operators of a trace.
 
-    quantized: layouts and the operators of their products, see `Trace.quantized`. A layout may have both, in different
-    blocks.
+    quantized: layouts and the operators of their products, see `Trace.quantized`. A layout may occur both with and
+    without a product, in different blocks.
     """
     quantized = set(quantized)
     if not quantized:
@@ -88,7 +88,7 @@ def formats_in_words(quantized: Iterable[tuple[str, str]], device: torch.device)
 
 
 def _lacks_kernels() -> bool:
-    """This torch is for an older CUDA, or for none."""
+    """This torch was built for a CUDA older than the kernels need, or for none."""
     return int((torch.version.cuda or "0").partition(".")[0]) < _CUDA_OF_KERNELS
 
 

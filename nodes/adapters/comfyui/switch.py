@@ -1,7 +1,7 @@
 """The switch *Resolute on/off* of a whole workflow, as one more input of our nodes in the prompt.
 
 The front end adds it to the prompt that it queues; the nodes do not declare it, so it is no widget and no part of a
-saved node. ComfyUI's signature of a node has all its inputs, so what is behind ours runs again after a switch.
+saved node. ComfyUI's cache signature of a node has all its inputs, so nodes after ours run again after a switch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IS_OFF = Text("Resolute is off: this runs as without it")
 
 
 def is_off(node_id: str | None) -> bool:
-    """The switch is off for a node of the running prompt; its text says so.
+    """The switch is off for a node of the running prompt; then the node's text says so.
 
     The input is "off", or begins with "off ": *Measure against stock* adds the number of its run, and shows its result
     on the node.

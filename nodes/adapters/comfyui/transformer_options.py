@@ -1,7 +1,7 @@
-"""The names in `transformer_options`, and what each one means. No other file of this pack writes one of these names.
+"""The names in `transformer_options`, and the meaning of each. No other file of this pack spells one of these names.
 
-ComfyUI and other packs put values there for a call of a model. A graph repeats one call and a region one block, so a
-name must be known not to matter, or be part of a key. A name without a row here is in no graph and in no region.
+ComfyUI and other packs put values there for a call of a model. A graph replays one call and a region one block, so a
+value must not matter, or be part of a key. A name without a row here prevents a capture, and regions that read it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 class Meaning(Flag):
     """How the forward of a model, or of one block, uses an entry."""
 
-    INERT = auto()  # nothing in a whole forward reads it except patches, so a graph may repeat a call that has it
-    PASSED_ON = auto()  # a block may pass it on, and may not use its value, which differs by block or by step
+    INERT = auto()  # nothing in a whole forward reads it except patches, so a graph may replay a call that has it
+    PASSED_ON = auto()  # a block may pass it on, but must not use its value, which differs by block or by step
     KEYED = auto()  # a plain value that chooses what a block computes: part of a region's key
     PATCHES = auto()  # functions of other nodes, by kind
     OVERRIDE = auto()  # another node's attention
-    NOISE_LEVEL = auto()  # a forward that reads it computes something else in each step, from inputs of equal shape
+    NOISE_LEVEL = auto()  # a forward that reads it computes something else in each step, at equal shapes
     FRAMES = auto()  # which frames of a long video the call covers
 
 
 _UNUSED = Meaning.INERT | Meaning.PASSED_ON
 
-# The names that some file reads or writes by itself.
+# The names that other files read or write individually.
 ACTIVATIONS_SHAPE = "activations_shape"
 BLOCK, BLOCK_INDEX, TRANSFORMER_INDEX = "block", "block_index", "transformer_index"
 COND_ORDER = "cond_or_uncond"  # which parts of the batch are positive and which negative
@@ -80,7 +80,7 @@ _ATTENTION_REPLACEMENTS = ("attn1", "attn2")
 
 
 def names_of(meaning: Meaning) -> frozenset[str]:
-    """The names that have this meaning, or one of these."""
+    """The names that have at least one of these meanings."""
     return frozenset(name for name, meanings in MEANINGS.items() if meanings & meaning)
 
 
@@ -99,7 +99,7 @@ def unknown_in(options: Mapping[str, Any]) -> list[str]:
 
 
 def patches_of_attention(options: Mapping[str, Any]) -> list[str]:
-    """The kinds of the patches, or else of the replacements, inside the block whose place the options have."""
+    """The kinds of the patches, or else of the replacements, inside the block that the options name."""
     patches = options.get(PATCHES) or {}
     found = [kind for kind in _ATTENTION_PATCHES if patches.get(kind)]
     block = options.get(BLOCK)

@@ -1,4 +1,4 @@
-"""Differences between ComfyUI's versions. No other file asks which version it runs on."""
+"""Differences between ComfyUI's versions. No other file checks the version."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import comfy.model_management
 def with_node_id() -> dict[str, Any]:
     """The arguments of io.Schema for a node that needs its own id, because it shows texts while other nodes run.
 
-    Without `not_idempotent`, ComfyUI reuses the output of a node with equal inputs and another id, as in the workflow
-    before, and the texts go to that id.
+    Without `not_idempotent`, ComfyUI reuses the output of a node with equal inputs and another id, such as one of the
+    previous workflow, and the texts go to that id.
     """
     from comfy_api.latest import io
 
@@ -23,25 +23,25 @@ def with_node_id() -> dict[str, Any]:
 
 
 def search_aliases(*words: str) -> dict[str, Any]:
-    """Words by which ComfyUI's search finds a node beside its name, as an argument for its schema (absent in 0.8)."""
+    """The schema argument for words, besides a node's name, by which ComfyUI's search finds it (absent in 0.8)."""
     return _if_known("search_aliases", list(words))
 
 
 def shows_cached_text() -> dict[str, Any]:
-    """For a node that is no output node and shows a text: ComfyUI then sends the text again when it skips the node,
-    as an argument for its schema (absent in 0.8).
+    """The schema argument for a node that shows a text but is no output node: ComfyUI then sends the text again when it
+    skips the node (absent in 0.8).
     """
     return _if_known("has_intermediate_output", True)
 
 
 def hidden_from_search() -> dict[str, Any]:
-    """For a node that only prompts of ours have, as an argument for its schema (absent in 0.8)."""
+    """The schema argument for a node that only our own prompts contain (absent in 0.8)."""
     return _if_known("is_dev_only", True)
 
 
 def _if_known(argument: str, value: Any) -> dict[str, Any]:
-    """An argument of io.Schema, where this version has it."""
-    from comfy_api.latest import io  # only node classes ask; the rest of this file serves without a server
+    """An argument of io.Schema; empty if this version lacks it."""
+    from comfy_api.latest import io  # only node classes need it; the rest of this file works without a server
 
     return {argument: value} if argument in inspect.signature(io.Schema).parameters else {}
 
@@ -67,12 +67,12 @@ def of_this_pack() -> str:
 
 
 def file_of(patcher: Any) -> str:
-    """The name of the file that a model was loaded from, where core's loader noted it; else empty."""
+    """The name of the file that a model was loaded from, if core's loader recorded it; otherwise empty."""
     noted = getattr(patcher, "cached_patcher_init", None)
     given = noted[1] if isinstance(noted, tuple) and len(noted) > 1 else ()
     return next((Path(each).name for each in given if isinstance(each, str) and each), "")
 
 
 def vae_attention_is_traceable() -> bool:
-    """The VAE's attention is torch's. The others slice by free memory, and a trace would freeze the slices."""
+    """The VAE's attention is torch's. Other attentions slice by free memory, and a trace would freeze the slices."""
     return bool(comfy.model_management.pytorch_attention_enabled_vae())

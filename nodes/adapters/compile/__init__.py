@@ -1,1 +1,1 @@
-"""Compile nodes: a MODEL, a VAE or a CONTROL_NET in, and one that runs through the cache out."""
+"""Compile nodes: each takes a MODEL, a VAE or a CONTROL_NET and returns one that runs through the cache."""

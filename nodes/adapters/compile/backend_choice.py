@@ -1,4 +1,4 @@
-"""A compile node decides its request, and says which backend it found, or why it compiles nothing."""
+"""Build the request of a compile node, and show on the node the chosen backend or why it compiles nothing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **settings: Any) -> CompileRequest:
-    """Find the backend for the device of `patcher`, let it start what takes a while, and show on the node which one
-    runs, and why.
+    """Choose the backend for the device of `patcher`, prewarm it, and show on the node which one runs, and why.
 
     settings: further fields of the request. Raises UnknownBackendError, or BackendUnavailableError, also if the backend
-    cannot work with the pages of DynamicVRAM.
+    needs weights at fixed places and DynamicVRAM moves them.
     """
     device: torch.device = patcher.load_device
     label = type(getattr(patcher.model, "model_config", patcher.model)).__name__  # "SDXL"
@@ -39,6 +38,6 @@ def request_for(chosen: str, patcher: Any, role: Role, node_id: str | None, **se
 
 
 def explain_passthrough(reason: str, node_id: str | None) -> None:
-    """Say on the node and in the log why its input is passed on as it is."""
+    """Say on the node and in the log why the node passes its input through without compiling it."""
     logger.info("Resolute: %s", reason)
     show_on_node(reason, node_id)

@@ -17,8 +17,8 @@ from .backend_choice import explain_passthrough, request_for
 def compile_controlnet(control_net: Any, backend: str, node_id: str | None = None) -> Any:
     """A copy of `control_net` (comfy.controlnet.ControlBase) whose network runs through the cache.
 
-    The original is untouched. What has no network of its own to compile comes back as a copy that runs eagerly, and
-    the node says why. Raises UnknownBackendError or BackendUnavailableError.
+    The original is untouched. If it has no network that Resolute can compile, the copy runs eagerly, and the node says
+    why. Raises UnknownBackendError or BackendUnavailableError.
     """
     if switch.is_off(node_id):
         return control_net
@@ -30,7 +30,7 @@ def compile_controlnet(control_net: Any, backend: str, node_id: str | None = Non
     request = request_for(backend, copy.control_model_wrapped, Role.CONTROLNET, node_id)
     patcher = copy.control_model_wrapped.clone()
     if not replaced_methods(patcher.model):
-        # In a chain with the original, core loads both: the one that comes later would undo what they share.
+        # In a chain with the original, core loads both: with a shared backup, the later load would undo the patches.
         patcher.object_patches_backup = {}
     install_compiled_forward(patcher, "forward", request)
     copy.control_model_wrapped = patcher

@@ -17,7 +17,7 @@ from ..sampling.wrappers import AUTO, wrap_sampling
 from .backend_choice import explain_passthrough, request_for
 
 _NETWORK = "diffusion_model"
-_WITH_A_CACHE = "comfy.ldm.seedvr.model.NaDiT"  # an object with closures, and sizes that are read from the GPU
+_WITH_A_CACHE = "comfy.ldm.seedvr.model.NaDiT"  # the cache has closures, and sizes are read from the GPU
 
 
 def compile_diffusion_model(
@@ -31,8 +31,8 @@ def compile_diffusion_model(
 
     Our forward is innermost, so wrappers of other packs compose with it in either order. `policy`: one of POLICIES of
     `wrappers`. `leave_out`: kinds or places of blocks that run eagerly, separated by commas; UserError for an unknown
-    one. A model whose network another node exchanged comes back as it is, and the node says so: ComfyUI would put our
-    forward back onto the wrong one. Raises UnknownBackendError or BackendUnavailableError.
+    one. If another node replaced the whole network, returns `model` itself, and the node says so: ComfyUI would put our
+    forward back onto the wrong network. Raises UnknownBackendError or BackendUnavailableError.
     """
     if switch.is_off(node_id):
         return model

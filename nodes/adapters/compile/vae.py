@@ -1,4 +1,4 @@
-"""Compile a VAE: its decoder, its encoder, or both. Tiling and the fall-back when memory runs out stay core's."""
+"""Compile a VAE: its decoder, its encoder, or both. Core still does tiling and the fallback when memory runs out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .backend_choice import explain_passthrough, request_for
 
 
 class Way(NamedTuple):
-    """One way through a VAE.
+    """One way through a VAE: decode or encode.
 
-    part: the attribute of a first_stage_model that goes this way, "decoder". text: its name, for people.
+    part: the attribute of a first_stage_model that runs it, "decoder". text: the name of the part, for people.
     """
 
     role: Role
@@ -29,7 +29,7 @@ class Way(NamedTuple):
     text: Text
 
     def method_of(self, model: Any) -> str | None:
-        """The method to compile, of a first_stage_model or of a module in it; None if Resolute knows none."""
+        """The dotted name of the method to compile in a first_stage_model; None if Resolute knows none."""
         if isinstance(getattr(model, f"taesd_{self.part}", None), torch.nn.Sequential):
             return f"taesd_{self.part}.forward"
         return vaes.method_of(model, self.role)
@@ -44,9 +44,9 @@ ENCODE = Way(Role.VAE_ENCODE, "encoder", Text("encoder"))
 
 
 def compile_vae(vae: Any, backend: str, node_id: str | None = None, ways: tuple[Way, ...] = (DECODE, ENCODE)) -> Any:
-    """A copy of `vae` (comfy.sd.VAE) that goes these ways through the cache; the original is untouched.
+    """A copy of `vae` (comfy.sd.VAE) that runs these ways through the cache; the original is untouched.
 
-    A way that Resolute does not know stays as it is, and the node says so. Raises UnknownBackendError or
+    A way that Resolute does not know runs eagerly, and the node says so. Raises UnknownBackendError or
     BackendUnavailableError.
     """
     if switch.is_off(node_id):
@@ -64,7 +64,7 @@ def compile_vae(vae: Any, backend: str, node_id: str | None = None, ways: tuple[
 
 
 def compile_vae_decode(vae: Any, backend: str, node_id: str | None = None) -> Any:
-    """The same for decodes alone."""
+    """`compile_vae` for decodes only."""
     return compile_vae(vae, backend, node_id, (DECODE,))
 
 
@@ -77,7 +77,7 @@ def _with_compiled_method(vae: Any, name: str, request: CompileRequest) -> Any:
     return clone
 
 
-# --- a way that stays as it is ----------------------------------------------------------------------------------
+# --- a way that is not compiled ---------------------------------------------------------------------------------
 
 
 def _explain_unknown(model: Any, way: Way, node_id: str | None) -> None:
@@ -96,7 +96,7 @@ def _why_not(model: Any, way: Way) -> str:
 
 
 def _wrapper(model: Any, way: Way) -> torch.nn.Module | None:
-    """The module that another pack put around a part that Resolute knows, on the model itself."""
+    """The module in which another pack wrapped a part that Resolute knows; None if there is no such wrapper."""
     for name in (f"taesd_{way.part}", way.part):
         found = getattr(model, name, None)
         if not isinstance(found, torch.nn.Module):

@@ -35,7 +35,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
     """A clone of `model` (a ModelPatcher) that runs the deep blocks of its UNet on some steps only.
 
     Raises UserError for a model that is not core's UNet, and for a depth that it does not have. If another pack
-    replaced the forward, every step runs in full, and the node says so: a fast pass would skip what that forward does.
+    replaced the forward, every step runs in full, and the node says so: a fast pass would skip that pack's code.
     """
     if switch.is_off(node_id):
         return model
@@ -61,7 +61,7 @@ def add_deepcache(model: Any, settings: Settings, node_id: str | None = None) ->
 
 
 class Sampling:
-    """The wrappers of one DeepCache node. The state of a sampling run is in its own `DeepCacheRun`."""
+    """The wrappers of one DeepCache node. Each sampling run has its state in a separate `DeepCacheRun`."""
 
     def __init__(self, settings: Settings, fast_share: float, node_id: str | None) -> None:
         self.fast_share = fast_share
@@ -99,7 +99,7 @@ class Sampling:
             run.begin_evaluation()
         return executor(x, timestep, options, *args)
 
-    # Core's compile node drops guards on options: it would go on with the first pass it saw.
+    # Core's compile node drops guards on options, so its code would repeat the first pass that it traced.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def call_model(self, executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Wraps one call of the UNet: decide its pass, which the installed forward runs."""
@@ -142,7 +142,7 @@ _ONE_PREDICTION = frozenset(
 
 
 def _predicts_once_a_step(sampler: Any, model_options: dict[str, Any]) -> bool:
-    """Each prediction is the next step's. The wrapper of another pack may make a prediction twice."""
+    """Each prediction belongs to the next step. False with another pack's wrapper, which may predict twice a step."""
     function = getattr(sampler, "sampler_function", None)
     known = is_core_function(function, "comfy.k_diffusion.sampling")
     wrappers = get_all_wrappers(WrappersMP.PREDICT_NOISE, model_options, is_model_options=True)
@@ -167,7 +167,7 @@ def _require_unet(module: Any) -> None:
 
 
 def deepest(unet: Any) -> int:
-    """The largest depth that DeepCache takes for a UNet. Raises UserError for a model that is not core's UNet."""
+    """The largest DeepCache depth of a UNet. Raises UserError for a model that is not core's UNet."""
     _require_unet(unet)
     return len(unet.output_blocks) - 1
 
@@ -186,8 +186,8 @@ def _report(node_id: str | None, text: Text) -> None:
 def share_of_fast_pass(unet: Any, depth: int) -> float:
     """The cost of a fast pass at `depth` as a share of a full pass, 0 to 1.
 
-    A layer costs its weights times the area of its feature map, which is a quarter after each downsampling. The part of
-    attention that grows with the square of the area is left out.
+    A layer costs its weights times the area of its feature map, which each downsampling divides by four. The estimate
+    ignores the part of attention that grows with the square of the area.
     """
     inputs, outputs = list(unet.input_blocks), list(unet.output_blocks)
     middle = [] if unet.middle_block is None else [unet.middle_block]
@@ -203,20 +203,20 @@ def _costs(blocks: list[Any]) -> Iterator[float]:
         cost = 0.0
         for layer in block:
             change = _area_factor(layer)
-            # A layer that shrinks the map computes on the small one, a layer that enlarges it on the large one.
+            # A downsampling layer computes on the smaller map, an upsampling layer on the larger one.
             area *= change
             cost += area * _weights(layer)
         yield cost
 
 
 def _area_factor(layer: torch.nn.Module) -> float:
-    # A residual block may hold the resampling (`resblock_updown`).
+    # A residual block may contain the resampling (`resblock_updown`).
     names = {type(part).__name__ for part in layer.modules()}
     return 0.25 if "Downsample" in names else 4.0 if "Upsample" in names else 1.0
 
 
 def _weights(layer: Any) -> int:
-    """How many weights each pixel is multiplied with. If ComfyUI pages weights, a Linear may have none yet."""
+    """The number of weights that multiply each pixel. If ComfyUI pages weights, a Linear may have none yet."""
     total = 0
     for part in layer.modules():
         weight = getattr(part, "weight", None)

@@ -70,7 +70,7 @@ class Fast(StepPass):
         return (("deepcache depth", self.depth),)
 
     def arguments(self, module: torch.nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-        """Adds the feature, and leaves out the ControlNet residuals of blocks that do not run."""
+        """Adds the feature, and drops the ControlNet residuals of blocks that do not run."""
         unet: Any = module
         control = shallow_control(given.get("control"), len(unet.output_blocks), self.depth)
         return {**given, "control": control, "feature": self.feature}
@@ -94,8 +94,8 @@ def run_full(
 ) -> tuple[Any, torch.Tensor | None]:
     """Run the whole network and record the feature. Returns (the result, the feature).
 
-    call: the model's own forward, as a function of its transformer_options. The feature is recorded by the first of the
-    patches that core calls before each output block, so the result is core's own to the last bit. If core stops calling
+    call: the model's own forward, as a function of its transformer_options. Core calls patches before each output
+    block; the first of them records the feature, so the result is core's own to the last bit. If core stops calling
     such patches, the feature is None, and every step runs in full.
     """
     first = len(unet.output_blocks) - depth - 1
@@ -171,7 +171,7 @@ def run_fast(
 
 
 def core_unet() -> Any:
-    """Core's module `openaimodel`. Look its functions up in it at each call, as core does, so that a pack that replaces
+    """Core's module `openaimodel`. Look up its functions there at each call, as core does, so that a pack that replaces
     one (AnimateDiff's `forward_timestep_embed`) replaces it for both passes.
     """
     import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel

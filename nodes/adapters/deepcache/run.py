@@ -50,15 +50,15 @@ class DeepCacheRun:
     """
 
     def __init__(self, plan: Plan, depth: int, sigmas: Sequence[float], one_prediction_a_step: bool = False) -> None:
-        """sigmas: the sampler's schedule, one more than there are steps. one_prediction_a_step: whether the number of
+        """sigmas: the sampler's schedule, one more than there are steps. one_prediction_a_step: if True, the number of
         predictions gives the step. The noise level always does, but reading it waits for the GPU.
         """
-        self.passes: Counter[str] = Counter(full=0, fast=0)  # how often each has run
+        self.passes: Counter[str] = Counter(full=0, fast=0)  # the number of runs of each pass
         self._plan = plan
         self._depth = depth
         self._sigmas = list(sigmas)
         self._keeps = plan.keeps
-        self._features: dict[int, dict[Hashable, Feature]] = {}  # by the step that made them, the last used at the end
+        self._features: dict[int, dict[Hashable, Feature]] = {}  # by the step that made them, last used last
         self._repeats: Counter[Hashable] = Counter()
         self._level: tuple[Any, float] = (None, 0.0)
         self._counts = one_prediction_a_step
@@ -161,7 +161,7 @@ def _frames(options: Mapping[str, Any]) -> Hashable:
 
 
 def _patched(options: Mapping[str, Any]) -> Hashable:
-    """The patches of other nodes: perturbed attention guidance calls the model again with a block replaced."""
+    """A key for other nodes' patches: perturbed attention guidance calls the model again with a block replaced."""
     patches = options.get(PATCHES) or {}
     replaced = options.get(REPLACEMENTS) or {}
     return (

@@ -1,4 +1,4 @@
-"""Plan which steps of a sampling run go through the whole network. Plain numbers: no torch, no ComfyUI."""
+"""Plan which steps of a sampling run execute the whole network. Plain numbers: no torch, no ComfyUI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....compile_cache.texts import Text
 
 UNIFORM, NON_UNIFORM = "uniform", "non-uniform"
 SCHEDULES = (UNIFORM, NON_UNIFORM)
-# With so few steps each one changes the picture so much that no feature is still right one step later.
+# With so few steps, each one changes the picture so much that no feature is still valid one step later.
 FEW_STEPS = 8
 # Samplers compute their sigmas in float32, some of them through logarithms.
 _TOLERANCE = 1e-4
@@ -22,9 +22,9 @@ _TOLERANCE = 1e-4
 class Settings:
     """The inputs of the DeepCache node.
 
-    interval: a full step every so many steps. depth: see `passes`; `node` checks it against the model. start_percent,
-    end_percent: of the noise levels, as everywhere in ComfyUI, from 0.0 (pure noise) to 1.0. power, centre (a step):
-    the shape of the non-uniform schedule. Raises UserError for a value that makes no sense.
+    interval: steps from one full step to the next. depth: see `passes`; `node` checks it against the model.
+    start_percent, end_percent: of the noise levels, as everywhere in ComfyUI, from 0.0 (pure noise) to 1.0. power,
+    centre (a step): the shape of the non-uniform schedule. Raises UserError for an invalid value.
     """
 
     interval: int = 3
@@ -84,7 +84,7 @@ class Plan:
 
 
 def plan(settings: Settings, steps: int, window: tuple[int, int] | None = None) -> Plan:
-    """Plan a run of `steps` steps. window: the first step that may be fast or kept, and the one after the last."""
+    """Plan a run of `steps` steps. window: the first step that may be fast or kept, and the step after the last one."""
     first, stop = window or (0, steps)
     reason = ""
     if settings.interval == 1:

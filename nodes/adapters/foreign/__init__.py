@@ -1,1 +1,1 @@
-"""Whose code a model runs, and which code of other packs is trusted."""
+"""Determines whose code a model runs, and which code of other packs is trusted."""

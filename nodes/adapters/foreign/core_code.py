@@ -1,4 +1,4 @@
-"""ComfyUI's own classes and functions: the questions by which blocks, forwards and samplers of core are recognised."""
+"""Predicates that recognise ComfyUI's own classes and functions: blocks, forwards and samplers of core."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMFYUI = "comfy"
 # The only one of core's models that reads which parts of the batch are positive and which negative.
 _READS_COND_ORDER = "comfy.ldm.seedvr.model"
 
-# Patches of blocks that core's nodes make, and that write to nothing but what they return: the file of each.
+# Block patches of core's nodes that write to nothing but their results, and the file of each.
 _PATCHES = {
     "KV_Attn_Input.__call__": "comfy_extras/nodes_flux.py",
     "NAGuidance.execute.<locals>.nag_attention_output_patch": "comfy_extras/nodes_nag.py",
@@ -25,9 +25,9 @@ _PATCHES = {
 
 
 def is_core(module: torch.nn.Module, where: str, name: str) -> bool:
-    """A module is exactly the class `name` of ComfyUI's module `where`, with the forward of that class.
+    """The module's class is exactly `name` of ComfyUI's module `where`, and the module has the forward of that class.
 
-    A subclass, or a forward that another pack put there, may compute anything.
+    A subclass, or a forward that another pack replaced, may compute anything.
     """
     kind = type(module)
     return is_core_class(kind, where, name) and "forward" not in vars(module) and is_core_function(kind.forward, where)
@@ -38,7 +38,7 @@ def is_core_class(kind: type, where: str, name: str) -> bool:
 
 
 def derives_from(module: torch.nn.Module, *where: str) -> bool:
-    """The class of a module, or one that it inherits from, was written in one of these modules of ComfyUI's."""
+    """The class of the module, or one of its base classes, was written in one of these modules of ComfyUI's."""
     return any(module_of(kind) in where for kind in type(module).__mro__)
 
 
@@ -52,28 +52,28 @@ def core_name(kind: type) -> str:
 
 
 def is_plain_layer(kind: type) -> bool:
-    """A class of torch's layers, or of core's that cast their weights: no block of a model."""
+    """The class is a layer of torch's, or one of core's layers that cast their weights: no block of a model."""
     return module_of(kind).startswith(("torch.", "comfy.ops"))
 
 
 def is_quantized(kind: type) -> bool:
-    """A class of weights is core's of quantized ones, which comfy-kitchen wrote."""
+    """The class is core's class of quantized weights, which comfy-kitchen wrote."""
     return kind.__name__ == "QuantizedTensor" and origin(kind) in (_COMFYUI, "comfy_kitchen")
 
 
 def is_core_function(function: Any, where: str) -> bool:
-    """ComfyUI's module `where` wrote a function, whatever name it goes by."""
+    """The function was written in ComfyUI's module `where`; its name does not matter."""
     return is_written_by(function, where)
 
 
 def is_known_forward(module: torch.nn.Module, forward: Any) -> bool:
-    """A forward is the module's own method, by the author of its class. TAESD's decoder is a Sequential of torch's."""
+    """The forward is the module's own method, by its class's author or by torch: TAESD's decoder is a Sequential."""
     own = inspect.ismethod(forward) and forward.__self__ is module
     return own and is_written_for(forward.__func__, type(module), ("torch",))
 
 
 def is_patch_of_core(patch: Any) -> bool:
-    """A patch is one of those in `_PATCHES`: a block may be cut around it."""
+    """The patch is listed in `_PATCHES`: a block may be cut around it."""
     function = patch if isinstance(patch, FunctionType) else vars(type(patch)).get("__call__")
     name = _PATCHES.get(function.__qualname__) if isinstance(function, FunctionType) else None
     return name is not None and _file(author_of(function)) == _file("comfy.model_management").parents[1] / name
@@ -84,5 +84,5 @@ def _file(module: str) -> Path:
 
 
 def may_read_cond_order(kind: type) -> bool:
-    """A model of this class may look at which parts of the batch are positive, as any model of a pack may."""
+    """A model of this class may read which parts of the batch are positive. Any other pack's model may."""
     return module_of(kind) == _READS_COND_ORDER or not is_of_core(kind)

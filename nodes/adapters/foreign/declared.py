@@ -1,7 +1,7 @@
 """Packs whose code we have read and tried, so that their users set nothing.
 
-What decides is the source that computes: a file, or a function in it, in a state that we know. The rest of such a pack
-may change. Any other state is refused by the pack's name, until a person declares it in RESOLUTE_TRUSTED_PACKS.
+A pack is trusted if the source that computes is in a state that we know: a file, or a function in it. The rest of the
+pack may change. Any other state is refused with the pack's name, until the user declares it in RESOLUTE_TRUSTED_PACKS.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """file: below the folder of a pack. name: of a definition in it, "Class.method.function"; empty for the whole file.
-    digests: of its known states, see `packs.piece_digest`.
+    """file: a path below the folder of a pack. name: a definition in it, "Class.method.function"; empty for the whole
+    file. digests: one for each known state of the source, see `packs.piece_digest`.
     """
 
     file: str
@@ -23,19 +23,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A function that a node puts in the place of core's attention.
+    """A function by which a node replaces core's attention.
 
-    pieces: its source. calls: the name of the function of core's that it calls; empty if it calls another package.
+    pieces: its source. calls: the name of core's function that it calls; empty if it calls another package.
     """
 
     pieces: tuple[Piece, ...]
     calls: str = ""
 
 
-# By the name of a pack in small letters, what decides how its classes compute. The classes of these files are compiled
-# and captured as ComfyUI's own are, other classes of the pack are not.
+# By the lower-case name of a pack, the source that determines how its classes compute. The classes in these files are
+# compiled and captured like ComfyUI's own; other classes of the pack are not.
 CLASSES: Mapping[str, tuple[Piece, ...]] = {
-    # Of city96, main from 2025-05-07 to 2025-12-18; "ComfyUI-GGUF" in the registry. Layers that decode the weights of a
+    # By city96, main from 2025-05-07 to 2025-12-18; "ComfyUI-GGUF" in the registry. Its layers decode the weights of a
     # GGUF file in each call.
     "comfyui-gguf": (
         Piece("ops.py", "", frozenset({"3ea93104de6df400", "fdce7b60adfd2200", "e8d8e964305edb03"})),
@@ -54,7 +54,7 @@ _SAGE = Piece(
     frozenset({"b0c34ff82b79099f", "38a3b217308c0ac5", "a06e51965bf7ec86", "7d3cb64f5eac62e9"}),
 )
 _FLASH = Piece(_KJ, "get_flash_func", frozenset({"a79e6859cda1912f"}))
-_USES_SAGE, _USES_FLASH = "5697b437c9fd95d3", "057aec520c276e12"  # they call what those two functions made
+_USES_SAGE, _USES_FLASH = "5697b437c9fd95d3", "057aec520c276e12"  # of callers of these functions' results
 
 
 def _override(name: str, digest: str, *made_by: Piece, calls: str = "") -> tuple[str, Attention]:
@@ -62,7 +62,7 @@ def _override(name: str, digest: str, *made_by: Piece, calls: str = "") -> tuple
     return name, Attention((own, *made_by), calls)
 
 
-# By the name of a pack in small letters, and of the function.
+# By the lower-case name of a pack, and by the qualified name of the function.
 ATTENTION: Mapping[str, Mapping[str, Attention]] = {
     "comfyui-kjnodes": dict(
         [

@@ -1,4 +1,4 @@
-"""Code by its name and its pack, for people."""
+"""Describe code by its name and its pack, for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OURS = __name__.partition(".nodes.")[0]
 
 
 def describe_code(code: Any) -> str:
-    """A function or an object by its name and its pack: "cached_forward (Comfy-WaveSpeed)"."""
+    """The name and the pack of a function or an object: "cached_forward (Comfy-WaveSpeed)"."""
     code = _unwrapped(code)
     own = getattr(code, "__code__", None)  # `functools.wraps` copies the name of a function, not that of its code
     name = getattr(own, "co_name", None) if hasattr(code, "__wrapped__") else None
@@ -28,10 +28,10 @@ def is_ours(code: Any) -> bool:
 
 
 def _unwrapped(code: Any) -> Any:
-    """The function that was written, or the class of an object.
+    """The function under decorators of torch's, Python's and core's, or the class of an object.
 
-    It looks through decorators of torch's, Python's and core's. A wrapper of another pack is what is asked for, though
-    `functools.wraps` gave it the name of what it wraps.
+    A wrapper of another pack is not unwrapped: it is the code to describe, although `functools.wraps` gave it the name
+    of the function that it wraps.
     """
     while isinstance(code, functools.partial):
         code = code.func
@@ -44,7 +44,7 @@ def _unwrapped(code: Any) -> Any:
 
 
 def _pack_of(code: Any) -> str:
-    """The folder in custom_nodes that a function or class was written in, else "torch.compile" or its top package."""
+    """The folder in custom_nodes with the source of a function or class, else "torch.compile" or its top package."""
     module = module_of(code)
     if module.startswith(COMPILER_MODULES):
         return "torch.compile"

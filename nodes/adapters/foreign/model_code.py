@@ -16,8 +16,8 @@ from ..comfyui.transformer_options import Meaning, names_of
 from .trust import is_trusted, why_foreign
 
 # Functions of these modules, and these functions, move memory, choose devices, read files and show progress. Packs
-# replace some of them for their own memory management, and core sets callbacks there for each prompt; what a model
-# computes stays the same.
+# replace some of them for their own memory management, and core sets callbacks there for each prompt. Neither changes
+# the results of a model.
 MANAGEMENT_MODULES = frozenset(
     {
         "comfy.memory_management", "comfy.model_management", "comfy.model_prefetch", "comfy.pinned_memory",
@@ -37,11 +37,11 @@ EXCHANGED = BypassReason(
 
 
 def no_input(what: str) -> BypassReason:
-    """Why a forward must not be captured that reads a value which no key describes. what: its name and its class."""
+    """Why a forward must not be captured: it reads a value that is in no key. what: the value's name and class."""
     return BypassReason(BypassCode.OBSERVED_INPUT, f"{what}, which is no input of a graph")
 
 
-# Core imports them when it starts, and models of all kinds share code with theirs.
+# Core imports these modules when it starts, and models of all kinds share code with the models in them.
 _COMMON = (
     "comfy.ldm.models.autoencoder", "comfy.ldm.modules.attention", "comfy.ldm.modules.diffusionmodules.model",
     "comfy.ldm.modules.diffusionmodules.openaimodel", "comfy.ops",
@@ -49,31 +49,31 @@ _COMMON = (
 
 
 def read_ahead() -> None:
-    """Read what the code of common models can reach, before a prompt waits for that."""
+    """Compute the reach of common models' code in advance, so that no prompt waits for it."""
     inside = [(name, each) for name in _COMMON for each in list(vars(sys.modules.get(name, object)).values())]
     kinds = {each for name, each in inside if isinstance(each, type) and each.__module__ == name}
     ReachCache(MANAGEMENT_MODULES).of(each for each in kinds if issubclass(each, torch.nn.Module))
 
 
 class ModelCode:
-    """Looks at the classes of one model. `read` takes a tenth of a millisecond while nothing was exchanged."""
+    """Inspects the classes of one model. `read` takes a tenth of a millisecond while no code was replaced."""
 
     def __init__(self) -> None:
         self._reaches = ReachCache(MANAGEMENT_MODULES)
 
     def read(self, modules: Iterable[torch.nn.Module]) -> tuple[frozenset[type], CodeReach]:
-        """The classes of the modules, and what their code can reach: equal to an earlier one if nothing changed."""
+        """The classes of the modules, and the reach of their code, which equals an earlier one if nothing changed."""
         kinds = frozenset(map(type, modules))
         return kinds, self._reaches.of(kinds)
 
     def compiled(self, kinds: Iterable[type]) -> CodeReach:
-        """The reach of those classes that may be in a region: never of an undeclared pack's."""
+        """The reach of the classes that may be in a region. Those of undeclared packs never are."""
         return self._reaches.of(filter(is_trusted, kinds))
 
     def why_foreign(
         self, modules: Sequence[torch.nn.Module], root: torch.nn.Module, trusted: Collection[str]
     ) -> BypassReason | None:
-        """Why code of other packs in a model forbids to run it more often than asked for. root: the whole model."""
+        """Why code of other packs forbids extra runs of a model; None if it does not. root: the whole model."""
         everywhere = foreign_on_every_module()
         if everywhere:
             return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack {everywhere}")
@@ -82,7 +82,7 @@ class ModelCode:
         return self.blocker(*self.read(modules), trusted)
 
     def blocker(self, kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
-        """Why a forward of such modules must not be captured, or None.
+        """Why a forward of modules of these classes must not be captured, or None.
 
         trusted: see `why_foreign`.
         """

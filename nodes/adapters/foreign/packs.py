@@ -1,4 +1,4 @@
-"""The packs that classes come from: name, version, and a digest of their Python source."""
+"""The packs in which classes are defined: name, version, and a digest of their Python source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .declared import Piece
 
 logger = logging.getLogger(__name__)
 
-# Packages whose model classes compute the same from the same inputs: core, and what core itself requires.
+# Packages whose model classes compute equal results from equal inputs: core, and packages that core requires.
 KNOWN_PACKAGES = frozenset({"comfy", "comfy_extras", "comfy_kitchen", "einops", "torch", "torchvision"})
 
 _NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -29,7 +29,7 @@ _TEXT = r"""^{}[ \t]*=[ \t]*["']([^"'\n]+)["']"""
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack as it is on disk. As text it is an entry of RESOLUTE_TRUSTED_PACKS."""
+    """A pack on disk. `str(pack)` is its entry for RESOLUTE_TRUSTED_PACKS."""
 
     name: str
     version: str
@@ -40,19 +40,19 @@ class Pack:
 
 
 def foreign_packages(kind: type) -> list[str]:
-    """The top-level packages, of neither core nor Python, that wrote a class or one that it derives from."""
+    """The top-level packages that define a class or its bases, except Python's and `KNOWN_PACKAGES`; sorted."""
     packages = {top_package(module_of(base)) for base in kind.__mro__}
     return sorted(packages - KNOWN_PACKAGES - sys.stdlib_module_names)
 
 
 def top_package(module: str) -> str:
-    """The package of a module. ComfyUI names a pack by its path, which may have a dot in it if it is a single file."""
+    """The package of a module. ComfyUI names a pack by its path, which may contain a dot if the pack is one file."""
     package = module.partition(".")[0]
     return module if module in sys.modules and package not in sys.modules else package
 
 
 def sources_of(kind: type) -> tuple[str, ...]:
-    """Digests of the source of the packs that wrote a class; empty for core's own."""
+    """Digests of the source of each pack that defines a class or its bases; empty for core's own."""
     return tuple(source_of(package) for package in foreign_packages(kind))
 
 
@@ -74,7 +74,7 @@ def pack_of(package: str) -> Pack | None:
 def source_of(package: str) -> str:
     """A digest of all Python files of a top-level package, 16 hexadecimal digits; empty if they cannot be read.
 
-    They are read once in a process, because what was imported does not change with its file.
+    They are read once in a process, because imported code does not change with its file.
     """
     digest = hashlib.sha256()
     try:
@@ -91,7 +91,7 @@ def source_of(package: str) -> str:
 
 
 def files_of(kind: type, package: str) -> set[str]:
-    """The files of a package, below its folder, that wrote a class or one that it derives from."""
+    """The files of a package that define a class or its bases, as paths below the package's folder."""
     modules = {module_of(base) for base in kind.__mro__}
     inside = (module.removeprefix(package) for module in modules if top_package(module) == package)
     return {f"{path.lstrip('.').replace('.', '/') or '__init__'}.py" for path in inside}
@@ -106,7 +106,7 @@ def is_as_declared(package: str, pieces: Iterable[Piece]) -> bool:
 def piece_digest(package: str, file: str, name: str) -> str:
     """A digest of a file of a pack, or of one definition in it, see `Piece`; empty if there is none.
 
-    Line ends and indentation do not count. It is read once in a process, as with `source_of`.
+    Line ends and indentation do not count. The file is read once in a process, as by `source_of`.
     """
     for folder in _folders(package):
         try:
@@ -138,9 +138,9 @@ def _definition(text: str, names: Iterable[str]) -> str:
 
 
 def add_source(digest: Any, root: Path, files: Iterable[Path]) -> None:
-    """Add files below `root`, names and contents, to a digest of hashlib's. Raises OSError.
+    """Add the names and contents of files below `root` to a digest of hashlib's. Raises OSError.
 
-    On Windows git may write other line ends: they do not count.
+    Line ends do not count, since git may write others on Windows.
     """
     for file in sorted(files):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0")
@@ -148,7 +148,7 @@ def add_source(digest: Any, root: Path, files: Iterable[Path]) -> None:
 
 
 def _text(project_file: str, key: str) -> str:
-    """A text of the table [project]. Python 3.10 cannot read TOML."""
+    """A string of the table [project]; empty if absent. A regex reads it, since Python 3.10 has no TOML parser."""
     project = _PROJECT.search(project_file)
     found = re.search(_TEXT.format(key), project[1], re.MULTILINE) if project else None
     return found[1].strip() if found else ""

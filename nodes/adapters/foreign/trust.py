@@ -1,4 +1,4 @@
-"""Decide whose classes may be compiled and captured: ComfyUI's, a declared pack's, and those that a person named."""
+"""Decide whose classes may be compiled and captured: ComfyUI's, a declared pack's, and classes that the user named."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ....compile_cache.regions.structure import parts
 from .declared import ATTENTION, CLASSES
 from .packs import KNOWN_PACKAGES, Pack, files_of, foreign_packages, is_as_declared, pack_of, top_package
 
-# Weak, since a class may hold a model. The declared packs and classes are those with which a class was judged.
+# Weak, since a class may reference a model. Values: the declared packs and classes that a verdict assumed, the verdict.
 _trusts: weakref.WeakKeyDictionary[type, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
 
 
 def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
-    """Why a block must run eagerly: other code than core's may compute anything. None if it may be a region."""
+    """Why a block must run eagerly: code other than core's may compute anything. None if it may be a region."""
     kind = type(block)
     if "forward" in vars(block) or not is_written_for(kind.forward, kind, KNOWN_PACKAGES):
         text = f"another pack replaced the forward of {kind.__name__}; such blocks run eagerly"
@@ -37,7 +37,7 @@ def why_untrusted(block: torch.nn.Module) -> BypassReason | None:
 
 
 def trusted_hooks(hooks: Iterable[Hook], bypass: Bypass) -> list[Hook]:
-    """Those hooks of core's blocks in which every part is of a trusted class: another pack may exchange a Linear."""
+    """The hooks whose blocks have only parts of trusted classes; others get a bypass. A pack may replace a Linear."""
     trusted = []
     for hook in hooks:
         kinds = {type(part) for site in hook.sites for _, part in parts(site.module, site.without)}
@@ -63,9 +63,9 @@ def _why_eager(kinds: Collection[type], block: str) -> BypassReason | None:
 def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
     """Why not all of these classes are trusted, as a sentence without its full stop. None if they are.
 
-    trusted: "module.Class" of classes that a person named, and "name@version:digest" of packs that a person declared
-    (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS); `CLASSES` comes to it. The classes that a class derives from
-    must be trusted too, unless a person named it.
+    trusted: "module.Class" of classes that the user named, and "name@version:digest" of packs that the user declared
+    (RESOLUTE_TRUSTED_CLASSES, RESOLUTE_TRUSTED_PACKS). `CLASSES` is trusted besides. The bases of a class must be
+    trusted too, unless the user named the class.
     """
     for name, kind in sorted({full_name(kind): kind for kind in kinds}.items()):
         if name in trusted:
@@ -90,10 +90,10 @@ def _changed(pack: Pack) -> str:
 
 
 def attention_of_pack(function: Any) -> tuple[str, str]:
-    """The name of a pack's function that stands in for core's attention, and why it has none.
+    """(name, reason) of a pack's function that replaces core's attention. The reason says why it has no name.
 
-    The name has the pack and the function's content, or is that of one of core's functions, see `ATTENTION`. Both are
-    empty for a function that nobody declared.
+    The name consists of the pack, the function and a digest of its content, or it is the name of one of core's
+    functions, see `ATTENTION`. Both are empty for a function that nobody declared.
     """
     return _attention_of_pack(function, _trusted()) if type(function) is FunctionType else ("", "")
 
@@ -115,7 +115,7 @@ def _attention_of_pack(function: FunctionType, trusted: frozenset[str]) -> tuple
 
 
 def is_trusted(kind: type) -> bool:
-    """The pack that wrote a class is ComfyUI, or declared."""
+    """The class and its bases are ComfyUI's or a declared pack's, or the user named the class."""
     trusted = _trusted()
     known = _trusts.get(kind)
     if known is None or known[0] is not trusted:

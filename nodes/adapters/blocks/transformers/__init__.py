@@ -1,1 +1,1 @@
-"""The repeated blocks of transformers, found without knowing the family."""
+"""The repeated blocks of transformers, recognised without knowing the family."""

@@ -1,4 +1,4 @@
-"""The arguments of a block, taken apart into tensors, whole numbers and plain values, and put together again."""
+"""Flattens the arguments of a block into tensors, integers and plain values, and rebuilds them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .....compile_cache.regions.site import Dims
 from ..common import UnusableArgumentError
 from .catalogue import made_from
 
-# What an argument consists of, as nested tuples: equal layouts differ only in tensors and whole numbers.
+# The structure of arguments as nested tuples. Arguments of equal layouts differ only in tensors and integers.
 Layout = tuple[Any, ...]
 
 _TENSOR: Layout = ("tensor",)
 _NUMBER: Layout = ("number",)
 _PLAIN = (bool, float, str, torch.dtype, torch.device, torch.memory_format)
-_LARGEST = 2**62  # a size that torch can have
+_LARGEST = 2**62  # torch supports sizes up to this
 _SLICE = ("start", "stop", "step")
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A plain value, equal to those that are described alike: 0.0 is not -0.0, and no code of its class is asked."""
+    """A plain value, compared by its description: 0.0 differs from -0.0, and no `__eq__` of its class runs."""
 
     text: str
     value: Any = field(compare=False, repr=False)
@@ -35,9 +35,9 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """layout: see `Layout`. tensors: in the order of the layout. numbers: whole numbers above 1, in that order.
+    """layout: see `Layout`. tensors: in the order of the layout. numbers: integers above 1, in the same order.
 
-    names: for each tensor, the name of the argument that it is in.
+    names: for each tensor, the name of the argument that contains it.
     """
 
     layout: Layout
@@ -48,14 +48,14 @@ class Arguments:
     def inputs(self) -> list[torch.Tensor]:
         """The inputs of a region: the tensors, and an empty tensor of shape (n, 0) for each number n.
 
-        A size is all that tracing makes a symbol of, so a number travels as one.
+        Tracing makes symbols only of sizes, so a number is passed as a size.
         """
         empty = self.tensors[0]
         return [*self.tensors, *[empty.new_empty((number, 0)) for number in self.numbers]]
 
 
 def take_apart(given: Mapping[str, Any]) -> Arguments:
-    """Take the arguments of a call apart, by name. Raises UnusableArgumentError."""
+    """Flatten the arguments of a call, which are keyed by name. Raises UnusableArgumentError, which names one."""
     tensors: list[torch.Tensor] = []
     numbers: list[int] = []
     names: list[str] = []
@@ -65,30 +65,30 @@ def take_apart(given: Mapping[str, Any]) -> Arguments:
             layout.append((name, _layout(name, value, tensors, numbers)))
         except UnusableArgumentError:
             raise
-        except Exception as error:  # of the code of a class of anybody's
+        except Exception as error:  # raised by the code of the argument's class
             raise UnusableArgumentError(f"its argument '{name}' cannot be described") from error
         names += [name] * (len(tensors) - len(names))
     return Arguments(tuple(layout), tensors, numbers, names)
 
 
 def put_together(layout: Layout, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """The arguments by name, from a layout and `Arguments.inputs`."""
+    """Rebuild the arguments, by name, from a layout and `Arguments.inputs`."""
     count = sum(1 for each in _leaves(layout) if each is _TENSOR or each == _TENSOR)
     tensors, numbers = iter(inputs[:count]), iter(inputs[count:])
     return {name: _value(part, tensors, numbers) for name, part in layout}
 
 
 def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple[Dims, ...]:
-    """The dimensions of a region's inputs. Every one is a symbol of its own, except those of size 1.
+    """The dimensions of a region's inputs. Each one is a separate symbol, except those of size 1.
 
-    Where sizes must agree, tracing finds it and keeps a guard, and where one must be a certain number (a width) too. So
-    no name has to say that two sizes are the same, and none that happen to be equal are taken for the same.
+    Tracing adds a guard where two sizes must be equal, or where one must be a certain number (a width). So no names
+    need to declare sizes equal, and sizes that are equal by chance stay independent.
 
-    A first dimension of size 1 is a batch of one, a symbol that is traced as 2 (see `general_hints`), but for those of
-    `shared`: tensors that have a first dimension of 1 whatever the batch.
+    A first dimension of size 1 is a batch of one, a symbol that is traced as 2 (see `general_hints`), except in
+    `shared`: indices of tensors whose first dimension is 1 at any batch size.
 
-    A table of rotations has only its tokens as a symbol beside the batch. Nothing else would say that the number of
-    heads is fixed, and kernels would divide by it for each element.
+    In a table of rotations only the batch and the tokens are symbols. The trace cannot infer that the number of heads
+    is fixed, and kernels would divide by it for each element.
     """
     found = []
     for number, tensor in enumerate(arguments.tensors):
@@ -105,9 +105,9 @@ def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple
 
 
 def _fixed_in_rotations(shape: Sequence[int]) -> Sequence[int]:
-    """The dimensions of a table of rotations that no size of the latent changes; none of another shape.
+    """The dimensions of a table of rotations that do not depend on the latent's size; empty for other shapes.
 
-    It is (batch, tokens, heads or 1, half of a head, 2, 2), or has its tokens after a 1.
+    The table is (batch, tokens, heads or 1, half of a head, 2, 2), or (batch, 1, tokens, half of a head, 2, 2).
     """
     if len(shape) != 6 or tuple(shape[-2:]) != (2, 2):
         return ()
@@ -119,7 +119,7 @@ def _name(number: int, axis: int) -> str:
 
 
 def shared_by_batch(arguments: Arguments) -> frozenset[int]:
-    """Tensors whose first dimension is 1 in a call with a larger batch."""
+    """Indices of the tensors whose first dimension is 1 in a call with a larger batch."""
     if arguments.tensors[0].shape[:1] == (1,):
         return frozenset()
     return frozenset(
@@ -133,7 +133,7 @@ def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[in
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         tensors.append(value)
         return _TENSOR
-    if kind is int and 1 < value <= _LARGEST:  # 0 and 1 are often switches, and no symbol may be either
+    if kind is int and 1 < value <= _LARGEST:  # 0 and 1 are often switches, and a symbol cannot be 0 or 1
         numbers.append(value)
         return _NUMBER
     if value is None or kind is int or issubclass(kind, (*_PLAIN, enum.Enum)):
@@ -145,7 +145,7 @@ def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[in
     if kind in (tuple, list, torch.Size):
         parts = (_layout(f"{name}[{i}]", item, tensors, numbers) for i, item in enumerate(value))
         return ("items", kind, *parts)
-    if kind is slice:  # taken apart, since before Python 3.12 it has no hash
+    if kind is slice:  # flattened, since a slice is unhashable before Python 3.12
         parts = (_layout(f"{name}.{each}", getattr(value, each), tensors, numbers) for each in _SLICE)
         return ("object", kind, *parts)
     if kind is dict and all(isinstance(key, str) for key in value):

@@ -1,4 +1,4 @@
-"""The forward of one recognised block: it finds the region for the arguments of a call, and runs it."""
+"""The forward of one recognised block: it selects the region for the arguments of a call, and runs it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from .traced import OPTIONS, POSITION, call_original, copied_back, run_block
 
 logger = logging.getLogger(__name__)
 
-# More layouts than this of one kind of block mean that a plain value changes from call to call.
+# With more layouts than this for one kind of block, some plain value changes from call to call.
 _MOST_LAYOUTS = 16
 
 
 @dataclass(eq=False)
 class _Call:
-    """One kind of call of a block: what it reads of transformer_options, and why no region may serve it, if so.
+    """One kind of call of a block.
 
-    written: numbers of the tensors that the block writes to. stop: where it is cut. idle: parts that it does not run.
-    either: numbers of the tensors of which it takes one row for the whole batch as well as one for each picture.
+    reads: the options that the block looks up. written: indices of the tensors that the block writes to. stop: the cut
+    that ends its share. idle: parts that the share does not run. either: indices of the tensors that may have one row
+    for the whole batch or one for each picture. refused: why no region may serve the call.
     """
 
     reads: Reads
@@ -53,7 +54,7 @@ class _Call:
 
 @dataclass(eq=False)
 class _Learned:
-    """The calls so far of all blocks of one structure, in the whole process.
+    """The kinds of calls seen so far in this process, for all blocks of one structure.
 
     calls: by layout of the arguments. shared: by layout, see `arguments.dims_of`.
     """
@@ -68,10 +69,10 @@ def _learned(structure: str) -> _Learned:
 
 
 class RecognisedBlock:
-    """Stands in for the forward of one block."""
+    """Replaces the forward of one block."""
 
     def __init__(self, name: str, block: torch.nn.Module, run: RegionRunner, bypass: Bypass, structure: str) -> None:
-        """structure: a digest of the block, equal for blocks that can share regions."""
+        """structure: a digest of the block. Blocks with equal digests can share regions."""
         self._name = name
         self._block = block
         self._kind = type(block).__name__
@@ -96,14 +97,14 @@ class RecognisedBlock:
             self._bypass(BypassReason(BypassCode.OBSERVED_INPUT, f"{self._kind}: {error}; such blocks run eagerly"))
         except RefusedOptionError as error:
             self._bypass(error.reason)
-        if answers and not routed_part(self._block):  # a patch that remembers something ran
+        if answers and not routed_part(self._block):  # a patch ran and may have changed its own state
             return call_original(self._block, {**given, OPTIONS: with_answers(options, answers)})
         return original(self._block, *args, **kwargs)
 
     def _run_shares(
         self, given: Mapping[str, Any], options: Mapping[str, Any], passes_options: bool, answers: list[Any]
     ) -> Any:
-        """A region for each share of the block, and between them the code at which it is cut; `answers` are of that."""
+        """Run a region for each share of the block, and the code at each cut; append its results to `answers`."""
         results: dict[str, Any] = {}
         while True:
             arguments = take_apart({**given, ANSWERS: answers, RESULTS: results} if answers else given)
@@ -119,14 +120,14 @@ class RecognisedBlock:
             answers.append(code(*args, **kwargs))
 
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments in one order, however the call gives them, and without those that are as by default."""
+        """The arguments by name, in one order for every way of passing them, without those equal to their defaults."""
         names = [*self._names, *[f"{POSITION}{n}" for n in range(len(self._names), len(args))]]
         given = {**self._left_out, **dict(zip(names, args, strict=False)), **kwargs}
         ordered = [name for name in (*names, *sorted(given.keys() - set(names))) if name in given]
         return {name: given[name] for name in ordered if given[name] is not self._defaults.get(name, given)}
 
     def _call(self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool) -> _Call:
-        """The known kind of call that this one is, or a new one. Raises RefusedOptionError."""
+        """The known kind of this call, or a new one. Raises RefusedOptionError or UnusableArgumentError."""
         calls = self._learned.calls.get(arguments.layout)
         if calls is None:
             if len(self._learned.calls) >= _MOST_LAYOUTS:
@@ -141,7 +142,7 @@ class RecognisedBlock:
         return found
 
     def _try(self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool) -> _Call:
-        """Run the block's own code on copies, to see what it reads and whether it changes more than its tensors."""
+        """Run the block's own code on copies, to record its reads and to detect changes of anything but its tensors."""
         reads: Reads = {}
         copies = [tensor.clone() for tensor in arguments.inputs()]
         given = put_together(arguments.layout, copies)
@@ -150,7 +151,7 @@ class RecognisedBlock:
         extra = {OPTIONS: BlockOptions(self._kind, reads, options, meet=share.meet)} if passes_options else {}
         own = {name: value for name, value in given.items() if name not in (ANSWERS, RESULTS)}
         try:
-            with of_the_blocks():  # to measure kernels can wait for compiled code: a second in a first prompt
+            with of_the_blocks():  # autotune attention later, in compiled code: it costs a first prompt a second
                 share.run(self._block, functools.partial(call_original, self._block, {**own, **extra}))
             after = take_apart(given)
         except RefusedOptionError as error:
@@ -174,9 +175,8 @@ class RecognisedBlock:
     def _either(
         self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool, written: tuple[int, ...]
     ) -> frozenset[int]:
-        """See `_Call.either`. A call of batch 1 does not show it, so the block's own code runs at batch 2.
-
-        Of a catalogued block the shared arguments are known: none.
+        """See `_Call.either`. At batch 1, one row for all looks like a row for each, so the block's own code runs at
+        batch 2. Empty for a catalogued block, whose shared arguments are known.
         """
         if is_catalogued(type(self._block)):
             return frozenset()
@@ -198,16 +198,16 @@ class RecognisedBlock:
             whole[0] = torch.cat([inputs[0], inputs[0].flip(-1)]) if batch == 1 else inputs[0]
             expected = results(whole)
             for n in found if expected else ():
-                with contextlib.suppress(Exception):  # the block does not take one row
+                with contextlib.suppress(Exception):  # the block does not accept one row for the batch
                     pairs = zip(results([*whole[:n], inputs[n][:1], *whole[n + 1 :]]), expected, strict=True)
                     if all(itertools.starmap(_alike, pairs)):
                         either.add(n)
-        except Exception as error:  # what the block raises at another batch is no fault of the call
+        except Exception as error:  # a block that fails at another batch says nothing about this call
             logger.debug("Resolute: %s does not run at batch 2", self._kind, exc_info=error)
         return frozenset(either)
 
     def _site(self, arguments: Arguments, call: _Call, passes_options: bool, cuts: int) -> RegionSite:
-        """cuts: of the block before this share of it."""
+        """The site of this share of the block. cuts: how many cuts precede it. Raises UnusableArgumentError."""
         layout = arguments.layout
         known = self._learned.shared.get(layout)
         named = frozenset(n for n, name in enumerate(arguments.names) if name in self._shared_arguments)
@@ -236,7 +236,7 @@ class RecognisedBlock:
         return site
 
     def _times(self, arguments: Arguments, call: _Call) -> tuple[int, ...]:
-        """See `RegionSite.times`. A time for each token or frame is as long as the picture, so it stays with it."""
+        """See `RegionSite.times`. Empty if a time differs by token or frame: its size then follows the picture's."""
         named = [number for number, name in enumerate(arguments.names) if name in self._time_arguments]
         found = tuple(number for number in named if number not in call.written)
         times = [arguments.tensors[number] for number in found]
@@ -244,7 +244,7 @@ class RecognisedBlock:
 
 
 def _parameters_of(kind: type[torch.nn.Module]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of the parameters of a class's forward that may be given by position, and the defaults of these."""
+    """The positional parameters of a class's forward and their defaults; empty for a forward with `*args`."""
     parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
     if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
         return (), {}
@@ -253,13 +253,13 @@ def _parameters_of(kind: type[torch.nn.Module]) -> tuple[tuple[str, ...], dict[s
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Two results differ by no more than kernels for other batches do. Raises for other things than tensors."""
+    """Two results differ by no more than kernels for different batch sizes do. Raises if one is not a tensor."""
     close = torch.finfo(one.dtype).eps ** 0.75 * other.float().norm()
     return one.shape == other.shape and bool((one.float() - other.float()).norm() <= close)
 
 
 def _attributes(block: torch.nn.Module) -> list[tuple[str, int]]:
-    """The attributes of a block's modules, without those of torch and of ComfyUI's bookkeeping."""
+    """Names and value ids of the attributes of a block's modules, except torch's and ComfyUI's bookkeeping."""
     return [
         (name, id(value))
         for part in block.modules()

@@ -1,4 +1,4 @@
-"""The families of transformers that are tested as regions, and what recognition cannot know about their blocks."""
+"""The transformer families that are tested as regions, and facts about their blocks that recognition cannot infer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from ...foreign.core_code import core_name, is_of_core
 class TestedFamily(NamedTuple):
     """name: for people. networks: the models that the tests run, below `comfy.ldm`. blocks: their repeated blocks.
 
-    shared: arguments of these blocks whose first dimension is 1 whatever the batch, as a table of positions. In a batch
-    of one they look like arguments that follow the batch; of other blocks, recognition tries it out at batch 2.
-    time: arguments that follow the noise level alone (and the pooled text, with Flux and SD3). All blocks of a call get
-    the same tensors there, and nothing writes to them.
-    left_out: arguments with their values that core gives these blocks in some calls and leaves out in others, though
-    their results are the same.
+    shared: arguments of these blocks whose first dimension is 1 at any batch size, such as a table of positions. At
+    batch 1 they look like arguments that follow the batch; for other blocks, recognition tries batch 2 to tell them.
+    time: arguments that depend only on the noise level (with Flux and SD3, also on the pooled text). All blocks of a
+    call get the same tensors for them, and nothing writes to these.
+    left_out: arguments and values that core passes to these blocks in some calls and omits in others, to equal effect.
     """
 
     name: str
@@ -69,7 +68,7 @@ FAMILIES = (
         ("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",),
         ("modules.diffusionmodules.mmdit.JointBlock",),
         time=("c",),
-        left_out=(("use_checkpoint", False),),  # it saves memory where gradients are on
+        left_out=(("use_checkpoint", False),),  # gradient checkpointing: saves memory only with gradients
     ),
     TestedFamily("HiDream", ("hidream.model.HiDreamImageTransformer2DModel",), ("hidream.model.HiDreamImageBlock",)),
     TestedFamily(
@@ -85,20 +84,20 @@ _SHARED = {f"comfy.ldm.{block}": family.shared for family in FAMILIES for block 
 _LEFT_OUT = {f"comfy.ldm.{block}": dict(family.left_out) for family in FAMILIES for block in family.blocks}
 _TIME = {f"comfy.ldm.{block}": family.time for family in FAMILIES for block in family.blocks}
 
-# Parts of blocks that take a tensor of tokens, and pick among experts by its values.
+# Parts of blocks that take a tensor of tokens and pick experts by its values.
 _ROUTED = frozenset(
     {"comfy.ldm.hidream.model.MOEFeedForwardSwiGLU", "comfy.ldm.hunyuan3dv2_1.hunyuandit.MoEBlock"}
 )  # fmt: skip
 
-# Classes of arguments that are no dataclasses: the attributes from which they can be made again, as the first arguments
-# of the class, and further arguments. Their other attributes follow from these.
+# Argument classes that are not dataclasses: the attributes to pass to the constructor as its first arguments, and its
+# further arguments. The constructor derives all other attributes from these.
 _MADE_FROM: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "comfy.ldm.lightricks.av_model.CompressedTimestep": (("data", "patches_per_frame"), {"per_frame": True}),
 }
 
 
 def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
-    """The names of the attributes from which an object of core's can be made again, and further arguments."""
+    """The attributes, and further arguments, from which core's class rebuilds an object; None if that is unknown."""
     if dataclasses.is_dataclass(kind) and is_of_core(kind):
         return tuple(each.name for each in dataclasses.fields(kind)), {}
     found = _MADE_FROM.get(core_name(kind))
@@ -107,7 +106,7 @@ def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
 
 @functools.cache
 def _takes(kind: type, arguments: frozenset[str]) -> bool:
-    """The class knows these arguments, as another version of ComfyUI may not."""
+    """The class accepts these arguments in this version of ComfyUI."""
     return arguments <= inspect.signature(kind).parameters.keys()
 
 
@@ -117,7 +116,7 @@ def is_catalogued(kind: type) -> bool:
 
 
 def is_routed(kind: type) -> bool:
-    """Modules of this class compute each token by a part that they choose by its values."""
+    """Modules of this class pick experts for each token by its values."""
     return core_name(kind) in _ROUTED
 
 
@@ -137,7 +136,7 @@ def left_out_arguments(block: torch.nn.Module) -> dict[str, Any]:
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:
-    """Group the values of settings that compile alike (`block_id`), and name these settings."""
+    """A name for the block's settings that compile alike (`block_id`), and the names of these settings."""
     if core_name(type(block)) == "comfy.ldm.wan.model.VaceWanAttentionBlock":
         return ("first" if block.block_id == 0 else "later"), frozenset({"block_id"})
     return "", frozenset()

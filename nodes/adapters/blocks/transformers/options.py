@@ -1,7 +1,7 @@
 """The `transformer_options` that a block gets while it is traced.
 
 A traced block must not see the caller's options: their values would be frozen into the region. It gets a mapping that
-notes every name that the block looks up. A call fits a region if all these names have what they had when it was traced.
+records every name that the block looks up. A call fits a region if its options give the same lookup results.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _NESTED, _KEYED, _PASSED_ON = map(names_of, (Meaning.PATCHES, Meaning.KEYED, Mea
 
 Path = tuple[str, ...]
 Seen = tuple[Any, ...]
-Reads = dict[Path, Seen]  # what a block saw under each name that it looked up
+Reads = dict[Path, Seen]  # the result of each lookup of a block
 
 _ABSENT: Seen = ("absent",)
 _PRESENT: Seen = ("present",)
-_OTHER: Seen = ("other",)  # what no block may read
+_OTHER: Seen = ("other",)  # a value that no block may read
 
 
 class RefusedOptionError(Exception):
-    """A block reads an option that no region may depend on, or writes one."""
+    """A block reads an option that no region may depend on, or writes to the caller's options."""
 
     def __init__(self, reason: BypassReason) -> None:
         super().__init__(reason.detail)
@@ -36,9 +36,9 @@ class RefusedOptionError(Exception):
 
 
 def look_up(options: Mapping[str, Any], path: Path) -> Seen:
-    """Classify an option of a call: absent, a value of the key, present (may be passed on), or refused.
+    """Classify an option of a call: absent, a value of the key, present (may be passed on), patched, or refused.
 
-    Attention is absent if it is torch's, and else the name of core's function.
+    An attention override is absent if it is torch's; otherwise its value is the name of core's function.
     """
     try:
         return _looked_up(options, path)
@@ -66,22 +66,22 @@ def _looked_up(options: Mapping[str, Any], path: Path) -> Seen:
 
 
 def fits(options: Mapping[str, Any], reads: Reads) -> bool:
-    """A block would find in these options what it found when `reads` was noted."""
+    """These options give a block the lookup results that are recorded in `reads`."""
     return all(look_up(options, path) == seen for path, seen in reads.items())
 
 
 class BlockOptions(dict[str, Any]):
-    """transformer_options for a block: it notes in `reads` what the block looks up.
+    """transformer_options for a block. They record its lookups in `reads`.
 
-    given: the options of a call. None: `reads` answers instead, and the block may look up nothing else.
+    given: the options of a call. None: lookups are answered from `reads`, and any other one is refused.
     """
 
     def __init__(
         self, kind: str, reads: Reads, given: Mapping[str, Any] | None = None, path: Path = (), meet: Any = None
     ) -> None:
-        """kind: the class of the block, for people. path: names that lead from the root of the options to here.
+        """kind: the class of the block, for messages. path: the names that lead from the root of the options to here.
 
-        meet: called in place of a patch, with its kind and number before its arguments.
+        meet: called in place of a patch, with (kind, number) of the patch before its arguments.
         """
         super().__init__()
         self._kind = kind
@@ -90,10 +90,10 @@ class BlockOptions(dict[str, Any]):
         self._given = given
         self._path = path
         self._is_copy = False
-        self.own: dict[str, Any] = {}  # what the block put into a copy of its own
+        self.own: dict[str, Any] = {}  # entries that the block wrote to its own copy
 
     def _find(self, name: str) -> Any:
-        """The value under a name, or `_ABSENT`."""
+        """The value under a name, or `_ABSENT`. Raises RefusedOptionError."""
         if name in self.own:
             return self.own[name]
         path = (*self._path, name)
@@ -165,7 +165,7 @@ class BlockOptions(dict[str, Any]):
 
 
 def with_answers(options: Mapping[str, Any], answers: list[Any]) -> dict[str, Any]:
-    """Options whose patches first give these answers, in this order: what ran already must not run again."""
+    """Options whose patches first return these answers, in order, so that no patch that already ran runs again."""
 
     def answering(patch: Any) -> Any:
         return lambda *args, **kwargs: answers.pop(0) if answers else patch(*args, **kwargs)
@@ -175,7 +175,7 @@ def with_answers(options: Mapping[str, Any], answers: list[Any]) -> dict[str, An
 
 
 class Placeholder:
-    """In place of a value that a block may pass on. Whatever else the block does with it raises RefusedOptionError."""
+    """Replaces a value that a block may only pass on. Any other use raises RefusedOptionError."""
 
     def __init__(self, reason: BypassReason) -> None:
         self._reason = reason

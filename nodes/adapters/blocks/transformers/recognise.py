@@ -1,6 +1,6 @@
-"""Recognised blocks: the lists of equal modules in a model of ComfyUI's own become regions, whatever the family.
+"""Recognised blocks: lists of modules of one class in ComfyUI's own models become regions, for any family.
 
-A family that needs more than its blocks' arguments to be compiled well has a file of its own beside this one.
+A family that needs more than its blocks' arguments to be compiled well has a separate file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .block_forward import RecognisedBlock
 from .catalogue import is_catalogued, variant_of
 from .shares import routed_part
 
-# A list with fewer weights than this part of the largest list's costs more to compile than it saves.
+# A list with fewer weights than this fraction of the largest list's costs more to compile than it saves.
 _SMALLEST_PART = 0.1
 
 
@@ -47,7 +47,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
 
 
 def _with_shared_experts(name: str, block: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """A block, and what all tokens run through in its routed part."""
+    """Yield a block, and the shared experts of its routed part, which process every token."""
     yield name, block
     if routed := routed_part(block):
         for own, part in block.get_submodule(routed).named_children():
@@ -56,7 +56,7 @@ def _with_shared_experts(name: str, block: torch.nn.Module) -> Iterator[tuple[st
 
 
 class _Structures:
-    """Digests of blocks, without the attributes that their code never reads: the number of a layer, for example."""
+    """Digests of blocks. They omit attributes that the blocks' code never reads, such as the number of a layer."""
 
     def __init__(self) -> None:
         self._memo = Memo()
@@ -75,7 +75,7 @@ class _Structures:
 
 
 def repeated_blocks(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The elements of the largest lists of modules of one class, with their names."""
+    """Yield the name and module of each element of the largest lists of modules of one class."""
     lists = list(_lists_of_blocks(module, ""))
     weights = [sum(weight.numel() for _, block in blocks for weight in block.parameters()) for blocks in lists]
     for blocks, count in zip(lists, weights, strict=True):

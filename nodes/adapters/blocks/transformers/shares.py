@@ -1,9 +1,9 @@
-"""A block in which other code runs: a routed part, or another node's patch. Its forward is cut there, into shares.
+"""Cuts the forward of a block into shares, at code that no region can run: a routed part, or another node's patch.
 
 A routed part picks tokens by their values, as a mixture of experts does; neither a trace nor a capture can follow that.
-It runs eagerly, as a patch does, and the shares around it are regions. Each share runs core's own forward of the block
-from its beginning, so nothing of core is copied here. What earlier shares and the code between them gave is put in its
-place, and at the next cut the forward ends. Of what it computes once more, a trace keeps what the result needs.
+It runs eagerly, like a patch, and the shares around it are regions. Each share runs core's own forward of the block
+from its beginning, so no code of core is copied here. The results of earlier shares and of the code between them are
+substituted, and the forward ends at the next cut. A trace drops recomputed operations that its result does not need.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .....compile_cache.torch_facts.private_names import pytree
 from .catalogue import is_routed
 from .options import BlockOptions
 
-# What a share gets beside the block's arguments.
+# Names of the extra arguments of a share, besides the block's own.
 ANSWERS = "answers of the code at the cuts before"
 RESULTS = "results of the parts before"
 
 
 class Stop(NamedTuple):
-    """How a share ends that is not the last.
+    """The cut at the end of a share; the last share has none.
 
     place: the name of a routed part, or the kind of a patch and its number. kept: names of the parts whose results the
-    next shares need. layout: of the arguments at the place, and these results.
+    next shares need. layout: the structure of the cut's arguments and of these results.
     """
 
     place: str | tuple[str, int]
@@ -36,7 +36,7 @@ class Stop(NamedTuple):
     layout: tuple[Any, ...]
 
     def given(self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> tuple[Any, Any, list[Any]]:
-        """The arguments at the place, by position and by name, and the results. options: what the block was given."""
+        """The cut's positional and keyword arguments, and the kept results. options: of the block's call."""
         spec, inner, kinds, places = self.layout
         left = iter(tensors)
         flat = [next(left) if kind is torch.Tensor else len(next(left)) if kind is int else kind for kind in kinds]
@@ -48,7 +48,7 @@ class Stop(NamedTuple):
 
 
 def _taken_apart(given: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    """Tensors and the `Stop.layout`. A whole number travels as an empty tensor: in a trace it may be a symbol."""
+    """Tensors and the `Stop.layout`. An integer is passed as an empty tensor: in a trace it may be a symbol."""
     leaves, spec = pytree.tree_flatten(given)
     places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, BlockOptions))
     flat, inner = pytree.tree_flatten([leaf.own if isinstance(leaf, BlockOptions) else leaf for leaf in leaves])
@@ -69,7 +69,7 @@ class _StoppedAt(Exception):
 
 
 def routed_part(block: torch.nn.Module) -> str:
-    """The name of the routed part of a block; empty for a block without one, and for one with more."""
+    """The name of the only routed part of a block; empty for a block with none or several."""
     found = [name for name, part in block.named_modules() if is_routed(type(part))]
     return found[0] if len(found) == 1 else ""
 
@@ -77,24 +77,24 @@ def routed_part(block: torch.nn.Module) -> str:
 class Share:
     """One run of a block's forward, up to the first cut that has no answer.
 
-    stop: the end, afterwards; None if the forward ran to its own.
+    stop: after the run, the cut that ended it; None if the forward ran to its end.
     """
 
     def __init__(self, answers: Sequence[Any], results: Mapping[str, Any], kept: Sequence[str] | None = None) -> None:
-        """kept: see `Stop`; None: find out which parts these are."""
+        """kept: see `Stop`. None: the run determines these parts."""
         self._answers, self._results, self._kept, self._known = list(answers), dict(results), kept, frozenset(results)
         self._noted: dict[str, list[Any]] = {}
         self._called, self._ran = set[str](), set[str]()
         self.stop: Stop | None = None
 
     def meet(self, place: Any, *args: Any, **kwargs: Any) -> Any:
-        """Called in place of the code at a cut."""
+        """Called in place of the code at a cut: returns its next answer, or ends the forward."""
         if self._answers:
             return self._answers.pop(0)
         raise _StoppedAt(place, args, kwargs)
 
     def run(self, block: torch.nn.Module, forward: Callable[[], Any]) -> Any:
-        """The result of `forward`, which is the block's, or the tensors of `Stop.given` at a cut."""
+        """Run `forward`, the block's. Returns its result, or at a cut the tensors for `Stop.given`."""
         routed, parts = routed_part(block), [(name, part) for name, part in block.named_modules() if name]
         needed = None if self._kept is None else {*self._kept, *self._known, routed}
         swaps = [
@@ -121,19 +121,21 @@ class Share:
         self._ran.add(name)
         if all(isinstance(each, torch.Tensor) for each in pytree.tree_leaves(result)):
             self._noted = {one: each for one, each in self._noted.items() if not one.startswith(f"{name}.")}
-            # A clone, since the block may write into the result.
+            # Clone, since the block may write into the result.
             self._noted.setdefault(name, []).append(pytree.tree_map(torch.clone, result))
         return result
 
     def _is_kept(self, name: str, part: torch.nn.Module) -> bool:
-        """The part is worth it, and ran once: else the next share runs it again."""
+        """Keep the result of a part that has a matrix and ran exactly once; the next share reruns other parts."""
         if self._kept is not None:
             return name in self._kept and name in self._noted
         has_matrix = any(weight.ndim > 1 for weight in part.parameters())
         return has_matrix and name not in self._known and len(self._noted.get(name, ())) == 1
 
     def idle(self, block: torch.nn.Module) -> tuple[str, ...]:
-        """Parts that did not run, nor one in them, nor one around them that calls no part and so may read weights."""
+        """Names of parts that did not run and contain none that ran. The innermost part that ran around one must call
+        parts: otherwise it may read their weights itself.
+        """
 
         def is_idle(name: str) -> bool:
             if any(f"{ran}.".startswith(f"{name}.") for ran in self._ran):

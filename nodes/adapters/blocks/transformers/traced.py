@@ -1,4 +1,4 @@
-"""The functions of a recognised block's regions: its own forward, with the arguments of a layout."""
+"""The function of a recognised block's regions: the block's own forward, with the arguments of one layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .shares import ANSWERS, RESULTS, Share, Stop
 _aten = torch.ops.aten
 
 OPTIONS = "transformer_options"
-POSITION = "*"  # with a number: an argument of a forward that names none
+POSITION = "*"  # with a number appended: a positional argument without a parameter name
 
 
 def run_block(
@@ -29,11 +29,11 @@ def run_block(
     block: torch.nn.Module,
     *inputs: torch.Tensor,
 ) -> tuple[Any, list[torch.Tensor]]:
-    """The function of a site: the block's result, and what it wrote to the tensors `written`.
+    """The function of a site. Returns the block's result, and the new contents of the tensors `written`.
 
-    A region must not write to its inputs, so the block gets clones of them. reads: None for a block that is called
-    without transformer_options. stop: the cut at which the site ends, whose tensors are the result. either: tensors
-    with one row for all of the batch, or a row for each. Raises UnusableArgumentError where the block ends elsewhere.
+    A region must not write to its inputs, so the block gets clones of `written`. reads: None for a block that is called
+    without transformer_options. stop: the cut at which the site ends; its tensors are then the result. either: tensors
+    with one row for the batch or one for each picture. Raises UnusableArgumentError if the block ends at another cut.
     """
     own = [tensor.clone() if number in written else tensor for number, tensor in enumerate(inputs)]
     own = [_a_row_for_each(tensor, inputs[0]) if number in either else tensor for number, tensor in enumerate(own)]
@@ -48,7 +48,7 @@ def run_block(
 
 
 def _a_row_for_each(tensor: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-    """The tensor with as many rows as the first one: where a trace has a symbol for its own, that may be 1 too."""
+    """Repeat the tensor's rows to the batch of `first` if their number is a symbol of a trace: it may stand for 1."""
     if not isinstance(tensor.shape[0], torch.SymInt):
         return tensor
     place = torch.arange(first.shape[0], device=tensor.device) % tensor.shape[0]
@@ -57,7 +57,7 @@ def _a_row_for_each(tensor: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
 
 
 def copied_back(result: Any, written: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
-    """Write to the caller's tensors what the block wrote to clones of them. Returns the result, with those in it."""
+    """Copy what the block wrote to clones back to the caller's tensors. Returns the result with the latter in it."""
     callers = {}
     for tensor, value in zip(tensors, written, strict=True):
         callers[id(value)] = tensor.copy_(value)

@@ -37,13 +37,13 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
     found: list[Hook] = []
     attends = chosen_attention.default() is not None
     for block, name in all_parts(module).items():
-        if block is module:  # a ControlNet's own forward is the one that Compile ControlNet replaced
+        if block is module:  # Compile ControlNet replaced the forward of the ControlNet itself
             continue
         if "forward" in block.__dict__:
             kind = type(block).__name__
             bypass(BypassReason(BypassCode.REPLACED_FORWARD, f"another pack replaced the forward of {kind}"))
         elif is_core(block, _UNET, "ResBlock"):
-            if not block.exchange_temb_dims:  # else it is the part over time of a VideoResBlock
+            if not block.exchange_temb_dims:  # otherwise it is the temporal part of a VideoResBlock
                 found.append(_residual(name, block, run))
         elif is_core(block, _UNET, "VideoResBlock"):
             found.append(video_unet.residual(name, block, run, bypass))
@@ -61,7 +61,7 @@ def hooks(module: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Ho
 
 
 def is_unet(module: torch.nn.Module) -> bool:
-    """The module is core's UNetModel or ControlNet, or of a class that inherits from one."""
+    """The module is core's UNetModel or ControlNet, or an instance of a subclass."""
     return derives_from(module, _UNET, _CONTROLNET)
 
 
@@ -95,7 +95,7 @@ def _transformer_block(name: str, block: torch.nn.Module, run: RegionRunner, byp
 
 
 def _site_of(name: str, block: torch.nn.Module, attention: str) -> RegionSite:
-    """The block with an attention of core's. Its name is part of the kind, and so of the key."""
+    """The site of the block with one of core's attentions, whose name is part of the kind and thus of the key."""
     if attention == chosen_attention.TORCHS:
         return RegionSite(name, "BasicTransformerBlock", block, _traced_block, (TOKENS, _CONTEXT))
     function = functools.partial(_block_with, functools.partial(chosen_attention.run, attention))
@@ -111,7 +111,7 @@ def _block_with(attention: Any, block: torch.nn.Module, x: torch.Tensor, context
 
 
 def _spatial_transformer(name: str, block: Any, run: RegionRunner) -> Hook:
-    """Two regions: one before the transformer blocks, one after them. Both run core's own forward, see `splice`."""
+    """Two regions: before and after the transformer blocks. Both run core's own forward, see `splice`."""
     inner = ("transformer_blocks",)
     before = RegionSite(name, "SpatialTransformer.enter", block, _before, (FEATURES,), inner, attends=False)
     after = RegionSite(name, "SpatialTransformer.exit", block, _after, (FEATURES, TOKENS), inner, attends=False)

@@ -21,7 +21,7 @@ _OVER_TIME = ("b", "n", "t", None)
 _CONTEXT = ("b", "t", "m", None)
 _EMBEDDING = ("b", "t", None)
 
-# Code that is traced for one frame serves no other number.
+# Code that is traced for one frame serves no other frame count.
 _NO_VIDEO = BypassReason(
     BypassCode.OBSERVED_INPUT,
     "its blocks over time run eagerly: the video has one frame, or they get inputs that Resolute does not know",
@@ -45,9 +45,9 @@ def _residual(block: torch.nn.Module, x: torch.Tensor, emb: torch.Tensor) -> Any
 
 
 def spatial_transformer(name: str, block: Any, run: RegionRunner, bypass: Bypass) -> Hook:
-    """Three regions around a transformer block over each frame and one over time, which are regions of their own.
+    """Three regions around the spatial and the temporal transformer block, which are separate regions.
 
-    They run core's own forward, see `splice`.
+    The three run core's own forward, see `splice`.
     """
     inner = ("transformer_blocks", "time_stack")
     kind = "SpatialVideoTransformer"
@@ -104,7 +104,7 @@ def _reached(block: Any, x: torch.Tensor, context: torch.Tensor, *others: torch.
 
 
 def _with_blocks(block: Any, x: torch.Tensor, context: torch.Tensor, *others: torch.nn.Module) -> Any:
-    """others: in place of the block over each frame and of the block over time."""
+    """others: the replacements of the spatial and of the temporal transformer block."""
     lists = [torch.nn.ModuleList([other]) for other in others]
     with in_place(block, dict(zip(("transformer_blocks", "time_stack"), lists, strict=True))):
         return original(block, _as_pictures(x), context.flatten(0, 1), None, x.shape[1], None, {})

@@ -1,1 +1,1 @@
-"""Decoders of videos: one file for each way in which they carry frames from call to call, listed in `known`."""
+"""Video VAEs: one file for each way in which their blocks carry frames from call to call; `vaes` lists them."""

@@ -1,8 +1,8 @@
 """The decoders of HunyuanVideo and HunyuanVideo 1.5.
 
-A decode runs in parts of the video. Their blocks get two lists: each causal convolution takes the frames that the part
-before left for it from the front of the first, and adds those that it leaves to the end of the second. In the first
-part the first list is None, and in the last part the second one.
+Core decodes a video in parts. Blocks get two lists: each causal convolution pops the frames that the previous part left
+for it from the front of the first list, and appends the frames for the next part to the second list. The first list is
+None in the first part, and the second list is None in the last part.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _KL = "comfy.ldm.modules.diffusionmodules.model"
 _REFINER = "comfy.ldm.hunyuan_video.vae_refiner"
 _CONVOLUTION = "CarriedConv3d"
 
-# The states of a block: it is in the only part of the video, the first, one in between, or the last. Only the first and
-# those in between leave something.
+# The states of a block: it runs the only part of the video, the first, a middle one, or the last. Only first and middle
+# parts leave frames for the next part.
 _ALONE, _FIRST, _NEXT, _LAST = "alone", "first", "next", "last"
-_PART = 2  # frames of the latent in a part
+_PART = 2  # latent frames in a part
 
-# A frame that is carried over has a border of one pixel.
+# Carried frames have a border of one pixel, so their height and width are separate symbols.
 _CARRIED = ("b", None, None, "h of carried", "w of carried")
 
 
 def is_decoder(module: torch.nn.Module) -> bool:
-    """A module is core's decoder of HunyuanVideo 1.5, or that of AutoencoderKL with convolutions over frames."""
+    """The module is core's decoder of HunyuanVideo 1.5, or AutoencoderKL's decoder with convolutions over frames."""
     if is_core_class(type(module), _REFINER, "Decoder"):
         return True
     return is_core_class(type(module), _KL, "Decoder") and not isinstance(module.conv_in, torch.nn.Conv2d)
@@ -51,8 +51,8 @@ def hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[H
 
 
 def _frames_of_first_parts(decoder: Any) -> dict[torch.nn.Module, tuple[int, ...]]:
-    """For each upsampling that repeats the first frame of a video once and all others twice, the numbers of frames that
-    the first part has there: of a picture, and of a video. Code for more frames would not serve these.
+    """For each upsampling that doubles all frames of a video except the first: how many frames the first part has
+    there, in a picture and in a video. Code for more frames would not serve these.
     """
     levels = decoder.up if is_core_class(type(decoder), _REFINER, "Decoder") else reversed(decoder.up)
     found: dict[torch.nn.Module, tuple[int, ...]] = {}
@@ -75,8 +75,7 @@ def _splits_first(block: Any) -> bool:
 def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int, firsts: tuple[int, ...] = ()) -> Hook:
     """A block with convolutions that carry frames over. unused: arguments between x and the lists that must be None.
 
-    firsts: numbers of frames of the first part that have code of their own; empty for a block that has one code for
-    all.
+    firsts: frame counts of the first part that need separate code; empty if one code serves all frame counts.
     """
     convolutions = [part for part in block.children() if is_core(part, _KL, _CONVOLUTION) and _carries(part)]
     states, places = States(name, block), len(convolutions)
@@ -90,7 +89,7 @@ def _block(name: str, block: torch.nn.Module, run: RegionRunner, unused: int, fi
 
     for frames in firsts or (1,):
         early(_ALONE, frames)
-    if places and not name.startswith("mid."):  # which gets the whole video at once
+    if places and not name.startswith("mid."):  # a mid block gets the whole video at once
         early(_FIRST, max(firsts, default=1))
         later(_NEXT)
         later(_LAST)
@@ -118,7 +117,7 @@ def _carries(convolution: Any) -> bool:
 
 
 def _run(unused: int, state: str, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
-    """The function of a site: the block's result, and the frames that it leaves for the next part."""
+    """The function of a site. Returns the block's result, and the frames that it leaves for the next part."""
     after: list[torch.Tensor] = []
     lists = list(before) if state in (_NEXT, _LAST) else None, after if state in (_FIRST, _NEXT) else None
     return original(block, x, *(None,) * unused, *lists), after

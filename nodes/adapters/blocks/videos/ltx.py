@@ -1,9 +1,9 @@
 """The decoder of LTX and LTX-2.
 
-Each of its causal convolutions keeps the last frames of a part of the video in a dictionary, by thread, until the next
-part comes. It gives fewer frames than it gets in the first part, perhaps none, and more in the last. What is kept stays
-in core's hands: its code of a convolution runs as it is but for the convolution itself, which belongs to the region
-that goes on from there. So a region has one input of any number of frames, and no state.
+Each causal convolution keeps the last frames of a part of the video in a dictionary, keyed by thread, until the next
+part. In the first part it returns fewer frames than it gets, perhaps none, and in the last part more. Core manages this
+state: its code of a causal convolution runs eagerly, except the inner convolution, which belongs to the next region. So
+a region has one input of any number of frames, and no state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENTER, _MIDDLE, _EXIT = "enter", "middle", "exit"
 
 
 def is_decoder(module: torch.nn.Module) -> bool:
-    """A module is core's decoder of LTX."""
+    """The module is core's decoder of LTX."""
     return is_core_class(type(module), _WHERE, "Decoder")
 
 
@@ -68,13 +68,13 @@ def _convolution(name: str, convolution: Any, run: RegionRunner) -> Hook:
 
 
 def _convolve(convolution: Any, frames: torch.Tensor) -> torch.Tensor:
-    """The result of a causal convolution. frames: what it convolves."""
+    """The result of a causal convolution. frames: see `_frames_for`."""
     result: torch.Tensor = convolution.conv(frames)
     return result
 
 
 def _upsampling(name: str, block: Any, run: RegionRunner) -> list[Hook]:
-    """Its convolution is a region. The rest moves parts of pixels, and adds what its input kept, with a delay."""
+    """The convolution is a region. The rest runs eagerly: it folds channels into pixels and adds the delayed input."""
     convolution = _convolution(f"{name}.conv", block.conv, run)
 
     def forward(x: torch.Tensor, causal: bool = True, timestep: torch.Tensor | None = None) -> Any:
@@ -84,7 +84,7 @@ def _upsampling(name: str, block: Any, run: RegionRunner) -> list[Hook]:
         _own_what_is_kept(block)
         return result
 
-    # With equal sites, whatever leaves out one of the two leaves out the other.
+    # The hooks have equal sites, so leaving out one of them leaves out the other.
     return [convolution, Hook(block, forward, convolution.sites)]
 
 
@@ -114,7 +114,7 @@ def _residual_block(name: str, block: Any, run: RegionRunner) -> Hook:
 
 
 class _NoFrames:
-    """A convolution has too few frames for a result yet. empty: its result."""
+    """A convolution has too few frames so far. empty: its result, without frames."""
 
     def __init__(self, empty: torch.Tensor) -> None:
         self.empty = empty
@@ -135,7 +135,7 @@ class _Pass(torch.nn.Module):
 
 
 def _frames_for(convolution: Any, x: torch.Tensor, causal: bool) -> torch.Tensor | _NoFrames:
-    """The frames that a causal convolution convolves: x after those that it kept. It keeps what it needs of x."""
+    """The input of the inner convolution: the kept frames, then x. Core's code keeps the frames for the next part."""
     given: list[torch.Tensor] = []
 
     def record(frames: torch.Tensor) -> torch.Tensor:
@@ -154,14 +154,14 @@ def _enter(block: torch.nn.Module, x: torch.Tensor, *time: torch.Tensor) -> torc
 
 
 def _middle(block: Any, frames: torch.Tensor, *time: torch.Tensor) -> torch.Tensor:
-    """The input of the second convolution. frames: what the first one convolves."""
+    """The input of the second convolution. frames: see `_frames_for`, for the first convolution."""
     h = block.conv1.conv(frames)
     with in_place(block, {"conv1": FixedResult(h), "norm1": _Pass()}):
         return _until(block, "conv2", h, time)
 
 
 def _exit(block: Any, frames: torch.Tensor) -> torch.Tensor:
-    """The result of the second convolution. frames: what it convolves."""
+    """The result of the second convolution. frames: see `_frames_for`."""
     return _convolve(block.conv2, frames)
 
 
@@ -175,7 +175,7 @@ def _until(block: torch.nn.Module, convolution: str, x: torch.Tensor, time: tupl
 
 
 def _add_input(block: Any, x: torch.Tensor, h: torch.Tensor, causal: bool) -> Any:
-    """Add the block's input, with a delay, to the result h of the second convolution, as core does after it."""
+    """Add the block's input, delayed, to the result h of the second convolution, by core's own code."""
     others = {
         "conv1": FixedResult(h),
         **dict.fromkeys(("norm1", "norm2", "non_linearity", "dropout", "conv2"), _Pass()),
@@ -187,7 +187,7 @@ def _add_input(block: Any, x: torch.Tensor, h: torch.Tensor, causal: bool) -> An
 
 
 def _own_what_is_kept(module: Any) -> None:
-    """Core keeps parts of maps until the next part of the video: two frames, each with a whole map alive behind it."""
+    """Copy the frames that core keeps for the next part: core keeps two views, and each keeps a whole map alive."""
     states: dict[int, Any] = getattr(module, "temporal_cache_state", {})
     thread = threading.get_ident()
     if isinstance(kept := states.get(thread), tuple):

@@ -1,7 +1,7 @@
-"""Core's own code between regions, in their memory format.
+"""Makes core's code between regions use their memory format.
 
-It joins, repeats and folds frames into contiguous maps. Between regions on CUDA, which take and give channels-last
-ones, each is copied out of order twice: a third of LTX's decode on an H100.
+That code concatenates, repeats and folds frames into contiguous maps. On CUDA, regions take and return channels-last
+maps, so each map is converted twice by a strided copy: a third of LTX's decode on an H100.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.overrides import TorchFunctionMode
 
 
 def maps(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """`Maps` for core's code of a map x, if regions take it channels-last: on CUDA."""
+    """`Maps` if x is on CUDA, where regions take it channels-last; otherwise a context that does nothing."""
     return Maps() if x.is_cuda else nullcontext()
 
 
 class Maps(TorchFunctionMode):
-    """Inside, tensors of (batch, channels, frames, height, width) that are joined, repeated or folded from parts of
-    pixels become channels-last, with the values that torch gives. In this thread only.
+    """Makes the results of `cat`, `repeat` and `rearrange`'s last `reshape` channels-last, in this thread only. Results
+    are (batch, channels, frames, height, width), with torch's values.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Decoders of videos whose blocks carry nothing over: Cosmos, Mochi."""
+"""Video decoders whose blocks carry no frames over: Cosmos, Mochi."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mochi_hooks(decoder: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> 
 
 
 def _mochi_block(block: torch.nn.Module, x: torch.Tensor) -> Any:
-    """A block with its norms over all frames at once. Core's norm loops over eight frames at a time."""
+    """The function of a site: the block, with norms over all frames at once. Core's norm loops over eight at a time."""
     norms = [part for part in block.modules() if is_core(part, MOCHI, "GroupNormSpatial")]
     at_once: list[tuple[dict[str, Any], str, Callable[..., Any]]] = [
         (vars(norm), "forward", functools.partial(_norm_of_frames, norm)) for norm in norms

@@ -1,12 +1,12 @@
 """The decoders and encoders of Wan 2.1 (also Qwen-Image's) and of Wan 2.2.
 
-Their blocks get a list `feat_cache`, in which each causal convolution has a place for the last two frames that it saw,
-and an index into it. A place is None before the first frame. The upsampling in time also has the text "Rep" there,
-after the first frame, which it does not double. Core passes the frames of a video in parts: one, then two by two (Wan
-2.1) or one by one (Wan 2.2), which the upsampling doubles. So the numbers of frames are few, and fixed in a region.
-Wan 2.1's blocks get no list with a picture.
+Their blocks get a list `feat_cache` and an index into it. Each causal convolution has a place in the list for the last
+two frames that it saw. A place is None before the first frame. The upsampling in time does not double the first frame,
+and marks its place with the text "Rep" after it. Core passes a video in parts: one frame, then two at a time (Wan 2.1)
+or one at a time (Wan 2.2); the upsampling doubles them. So there are few frame counts, and a region has a fixed one.
+For a picture, Wan 2.1's blocks get no list.
 
-One block of an encoder also holds back a frame until it has a second one: then it returns None, and the encoder too.
+One block of an encoder also holds back a frame until it has a second one. Meanwhile it and the encoder return None.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .maps import maps
 from .states import FIXED_FRAMES, States, bound
 
 _FIRST_WAN, _SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
-_CARRIED = 2  # frames that a causal convolution of three frames needs from before
+_CARRIED = 2  # previous frames that a causal convolution over three frames needs
 
-# The states of a block: it carries nothing, has nothing carried over yet, or has something.
+# The states of a block: it gets no list, its places are empty, or its places have frames.
 _ALONE, _FIRST, _NEXT = "alone", "first", "next"
 _REPEATED = "Rep"
 
@@ -35,13 +35,13 @@ _SMALLER: Dims = ("b", None, None, "h of half", "w of half")
 
 
 def decodes(vae: torch.nn.Module) -> bool:
-    """A module is the VAE of Wan 2.1 or of Wan 2.2."""
+    """The module is the VAE of Wan 2.1 or of Wan 2.2."""
     wheres = [where for where in (_FIRST_WAN, _SECOND_WAN) if is_core_class(type(vae), where, "WanVAE")]
     return any(is_core_class(type(vae.get_submodule("decoder")), where, "Decoder3d") for where in wheres)
 
 
 def encodes(vae: torch.nn.Module) -> bool:
-    """A module is the VAE of Wan 2.1 or of Wan 2.2, with an encoder that holds frames back as this file knows it."""
+    """The module is the VAE of Wan 2.1 or of Wan 2.2, and its encoder holds frames back as this file expects."""
     encoder = getattr(vae, "encoder", None)
     if encoder is None:
         return False
@@ -58,13 +58,13 @@ def decoder_hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> li
 
 
 def encoder_hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> list[Hook]:
-    """Hooks for the blocks of the encoder. Wan 2.1's may get one frame at the end."""
+    """Hooks for the blocks of the encoder. The last part for Wan 2.1's blocks may be one frame."""
     first_wan = is_core_class(type(vae), _FIRST_WAN, "WanVAE")
     return _hooks(vae, "encoder", run, [1, 2] if first_wan else [1, 2, 4], first_wan)
 
 
 def _hooks(vae: torch.nn.Module, part: str, run: RegionRunner, later: list[int], alone: bool) -> list[Hook]:
-    """later: numbers of frames in the parts of a video after the first. alone: see `_with_cache`."""
+    """later: frame counts of the parts of a video after the first. alone: see `_with_cache`."""
     coder = vae.get_submodule(part)
     found: list[Hook] = []
     for name, block in coder.named_modules(prefix=part):
@@ -86,19 +86,19 @@ def _hooks(vae: torch.nn.Module, part: str, run: RegionRunner, later: list[int],
 
 
 def _is_block(block: torch.nn.Module, kind: str) -> bool:
-    """A block is of this class of Wan 2.1's or Wan 2.2's."""
+    """The block is of this class of Wan 2.1's or Wan 2.2's."""
     return is_core(block, _FIRST_WAN, kind) or is_core(block, _SECOND_WAN, kind)
 
 
 def _convolutions(block: torch.nn.Module) -> list[int]:
-    """The channels that each convolution over frames carries over."""
+    """The channels of the frames that each causal convolution carries over."""
     return [each.in_channels for each in block.children() if type(each).__name__ == "CausalConv3d"]  # type: ignore[misc]
 
 
 def _without_cache(
     name: str, block: torch.nn.Module, run: RegionRunner, function: Any, later: list[int], attends: bool = False
 ) -> Hook:
-    """A block that carries nothing over. later: see `_hooks`."""
+    """The hook of a block that carries no frames over. later: see `_hooks`."""
     states = States(name, block, attends)
 
     def site(frames: int) -> RegionSite:
@@ -110,7 +110,7 @@ def _without_cache(
 
 
 def _duplicating(name: str, block: Any, run: RegionRunner, later: list[int]) -> Hook:
-    """Wan 2.2's way past an upsampling, from before it: it carries nothing over, but drops frames of the first part.
+    """The hook of Wan 2.2's shortcut around an upsampling. It carries no frames over, but drops some of the first part.
 
     later: see `_hooks`.
     """
@@ -134,9 +134,9 @@ def _duplicated(is_first: bool, block: torch.nn.Module, x: torch.Tensor) -> Any:
 def _with_cache(
     name: str, block: torch.nn.Module, run: RegionRunner, channels: list[int], later: list[int], alone: bool
 ) -> Hook:
-    """A block with a place in the list for each of these channels. A place has two states: empty, or two frames.
+    """The hook of a block with a place in the list for each entry of `channels`. A place is empty or has two frames.
 
-    later: see `_hooks`. alone: pictures come without a list. Then nothing is copied to be carried over.
+    later: see `_hooks`. alone: core passes no list with a picture, so no frames are copied.
     """
     states, places = States(name, block), len(channels)
 
@@ -164,8 +164,8 @@ def _with_cache(
         if missing not in (0, places):
             return original(block, x, feat_cache, feat_idx, *args, **kwargs)
         given = [] if missing else [[_two_frames(each, x)] for each in before]
-        feat_cache[place : place + places] = before = [None] * places  # nothing else holds what the region frees
-        if doubles and missing:  # as without a list
+        feat_cache[place : place + places] = before = [None] * places  # drop references to frames that the region frees
+        if doubles and missing:  # same code as without a list
             result, carried_over = run(without_list(x.shape[2]), x), [_REPEATED]
         else:
             result, carried_over = run(site(_FIRST if missing else _NEXT, x.shape[2]), x, *given)
@@ -177,7 +177,7 @@ def _with_cache(
 
 
 def _two_frames(before: Any, x: torch.Tensor) -> torch.Tensor:
-    """The content of a place, as two frames. A convolution takes zeros for the frames that are missing."""
+    """The content of a place as two frames. Zeros replace missing frames, as in core's convolution."""
     if isinstance(before, str):
         return x.new_zeros((*x.shape[:2], _CARRIED, *x.shape[3:]))
     carried: torch.Tensor = before
@@ -189,29 +189,29 @@ def _two_frames(before: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _run(places: int, state: str, block: torch.nn.Module, x: torch.Tensor, *before: torch.Tensor) -> Any:
-    """The function of a site: the block's result, and the frames that it carries over."""
+    """The function of a site. Returns the block's result, and the frames that it carries over."""
     cache = _Cache(before if state == _NEXT else [None] * places)
     result = original(block, x, cache, [0])
     return result, list(cache)
 
 
 class _Cache(list[Any]):
-    """A list that copies what the block puts there: else the region would return parts of larger tensors."""
+    """A list that copies tensors which the block stores; otherwise the region would return views of larger tensors."""
 
     def __setitem__(self, place: Any, value: Any) -> None:
         super().__setitem__(place, own_memory(value) if isinstance(value, torch.Tensor) else value)
 
 
 def _last_norm(coder: torch.nn.Module, run: RegionRunner, later: list[int], name: str) -> list[Hook]:
-    """The last norm of a decoder or an encoder with the SiLU after it as one region. Core calls the two in turn, as
-    parts of `head`.
+    """Hooks that run the last norm of a decoder or encoder and the SiLU after it as one region. Core calls both in turn
+    as parts of `head`.
     """
     head = coder.get_submodule("head")
     norm, silu = head[0], head[1]  # type: ignore[index]
     if not (is_core(norm, _FIRST_WAN, "RMS_norm") and type(silu) is torch.nn.SiLU and "forward" not in vars(silu)):
         return []
     both = _without_cache(name, norm, run, _norm_and_silu, later)
-    # With equal sites, whatever leaves out one of the two leaves out the other.
+    # The hooks have equal sites, so leaving out one of them leaves out the other.
     return [both, Hook(silu, lambda x: x, both.sites)]
 
 
@@ -220,10 +220,10 @@ def _norm_and_silu(norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _downsampling_in_time(name: str, block: torch.nn.Module, run: RegionRunner) -> Hook:
-    """The hook of a block that makes one frame of two.
+    """The hook of a block that reduces two frames to one.
 
-    It has a place for the last frame that it saw. Wan 2.1's has a second one, for a frame that it holds back until it
-    can give two; `final` says that no second one comes.
+    The block has a place for the last frame that it saw. Wan 2.1's has a second place, for a result that it holds back
+    until it can return two frames; `final` says that no more frames follow.
     """
     holds_back = is_core_class(type(block), _FIRST_WAN, "Resample")
     states = States(name, block)
@@ -262,7 +262,7 @@ def _downsampling_in_time(name: str, block: torch.nn.Module, run: RegionRunner) 
 
 
 def _halved(block: torch.nn.Module, x: torch.Tensor, before: torch.Tensor) -> Any:
-    """The function of a site: half as many frames, and the frame that it carries over."""
+    """The function of a site. Returns half as many frames, and the frame that it carries over."""
     cache: list[Any] = [before, None]
     final = {"final": True} if is_core_class(type(block), _FIRST_WAN, "Resample") else {}
     result = original(block, x, cache, [0], **final)
