@@ -60,7 +60,7 @@ def parse_body(content: bytes) -> dict[str, Any]:
 
 
 def _values(body: dict[str, Any]) -> Iterator[Any]:
-    """Every value in it, level by level, so that no depth reaches the end of Python's stack."""
+    """Every value in the body, level by level, because recursion into a deep body would overflow Python's stack."""
     level: list[Any] = [body]
     for _ in range(MAX_DEPTH):
         inside: list[Any] = []

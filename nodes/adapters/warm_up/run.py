@@ -162,7 +162,7 @@ def _run_task(task: Task) -> Outcome:
 
 
 def _captures() -> dict[CaptureKey, tuple[int, int]]:
-    """Bytes and hits of each capture that there is. One that was made or used meanwhile differs."""
+    """Bytes and hits of each existing capture. A capture that was made or replayed in between has another value."""
     return {key: (entry.bytes, entry.hits) for key, entry in runtime.cache().captured()}
 
 
@@ -177,13 +177,13 @@ def _warms_vae(inputs: WarmUpInputs) -> bool:
 
 
 def _is_compiled(patcher: Any, role: Role | None = None) -> bool:
-    """role: of the forward that is asked for; None: any."""
+    """True if a forward of the patcher is compiled in this role, or in any role if None."""
     patches = getattr(patcher, "object_patches", {}).values()
     return any(isinstance(patch, CompiledForward) and role in (None, patch.role) for patch in patches)
 
 
 def _key_of(value: Any) -> Hashable:
-    """Everything of an input that decides a call's signature: shapes of tensors, plain values, and which objects."""
+    """The parts of an input that decide a call's signature: shapes of tensors, plain values, identities of objects."""
     leaves, structure = pytree.tree_flatten(value)
     return (str(structure), *map(_key_of_leaf, leaves))
 
