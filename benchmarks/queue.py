@@ -111,7 +111,7 @@ def compiled_clock(row: Row) -> float | None:
 
 
 def removed(store: Path) -> list[Path]:
-    """The first REMOVED files by name that hold regions of the UNet."""
+    """The first REMOVED region files of the UNet, by name."""
     files = sorted(store.glob("*/*.region"), key=lambda file: file.name)
     labels = [json.loads(file.read_bytes().partition(b"\n")[0])["label"] for file in files]
     return [file for file, label in zip(files, labels, strict=True) if label.startswith(_OF_UNET)][:REMOVED]

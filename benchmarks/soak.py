@@ -109,7 +109,7 @@ def measure(
         visit = replace(visit, lora="") if options.cpu else visit
         try:
             found = run(server.client, visit, options.contender, options.steps, files)
-        except PromptError as error:  # a finding; the server goes on
+        except PromptError as error:  # record it as a result; the server keeps running
             yield {**asdict(visit), "failed": str(error)[:500]}
             continue
         latents = found.pop("latents")

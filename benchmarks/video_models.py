@@ -96,7 +96,7 @@ VAES = {
 def weights_of(name: str, is_small: bool) -> dict[str, Any]:
     """Random weights that preserve the variance of activations. is_small: of the narrow VAE."""
     torch.manual_seed(0)
-    with _narrow(name, is_small):  # on the CPU, where core leaves weights as they come: Cosmos' reads numbers
+    with _narrow(name, is_small):  # on the CPU: Cosmos' init reads numbers, core leaves weights uninitialised
         weights = _kind(VAES[name].kind)(**VAES[name].settings).state_dict()
     return {key: _random(key, weight.shape) for key, weight in (weights | VAES[name].known_by).items()}
 

@@ -1,4 +1,4 @@
-"""Describe one call of a module: its tensors, its plain values, and what forbids a capture."""
+"""Describe one call of a module: its tensors, its plain values, and the reasons against a capture."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..comfyui.chosen_attention import attention_of
 from ..comfyui.transformer_options import COND_ORDER, OVERRIDE, patches_in, unknown_in
 from ..foreign.core_code import may_read_cond_order
 
-_LARGEST = 2**63  # Python refuses to write integers with too many digits
+_LARGEST = 2**63  # Python refuses to format integers with too many digits
 _LONGEST_NAME = 500  # of an argument; ends the recursion into a container that contains itself
 
 
 @dataclass
 class CallDescription:
-    """The tensors of a call, flat and in the order of its signature, its plain values, and what forbids a capture."""
+    """The tensors of a call (flat, in the order of its signature), its plain values, and if it may be captured."""
 
     names: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)

@@ -21,8 +21,8 @@ NOTHING = object()
 class ForwardPatch(ABC):
     """Replaces the forward of one module.
 
-    It is no Module and holds the module weakly: ComfyUI stores it in the module itself, and a reference cycle would
-    keep an unloaded model on the GPU until the next garbage collection.
+    It is not a Module and references its module weakly: ComfyUI stores the patch in the module itself, and a reference
+    cycle would keep an unloaded model on the GPU until the next garbage collection.
     """
 
     def __init__(self, module: torch.nn.Module, inner: Any) -> None:

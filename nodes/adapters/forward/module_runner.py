@@ -98,7 +98,7 @@ class ModuleRunner:
         }
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
-        """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.
+        """Run one call. invoke: calls the original forward with tensors that replace the described ones.
 
         inspect_modules: also look for changes that do not move the weights, as in the first call of a run.
         """

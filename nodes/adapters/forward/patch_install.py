@@ -143,7 +143,7 @@ def _before_restoring(patcher: Any) -> None:
 
 
 def _at_path(patcher: Any, name: str) -> Any:
-    """The object that is now at the place of the module whose method `name` is patched."""
+    """The object that is now at the path of the module whose method `name` is patched."""
     path = name.rpartition(".")[0]
     return comfy.utils.get_attr(patcher.model, path) if path else patcher.model
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class CallWatch:
-    """Counts the calls of one sampling run that reach the forward, and records what answered the others."""
+    """Counts the calls of one sampling run that reach the forward, and records the code that ran in the others."""
 
     def __init__(self) -> None:
         self.begin()
@@ -77,7 +77,7 @@ def watched(name: str, executor: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def _replacement(patch: ForwardPatch, name: str, model: torch.nn.Module) -> str | None:
-    """Name what replaces `patch` at the path `name` of `model` at this moment, in words; None if nothing does."""
+    """A sentence that names the current replacement of `patch` at the path `name` of `model`; None without one."""
     path, _, method = name.rpartition(".")
     network = comfy.utils.get_attr(model, path)
     if not patch.is_alive or network is not patch.module:

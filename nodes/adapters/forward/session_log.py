@@ -102,7 +102,7 @@ class SessionLog:
             runs.add(run)
         while self._role is not Role.CONTROLNET and _open:
             control = _open.pop()
-            control._batch = self._batch  # the calls of a ControlNet do not say how many conds their batch holds
+            control._batch = self._batch  # a ControlNet's calls do not tell the number of conds in their batch
             control.end()
 
     def _changes(self, begun: Mark) -> dict[str, Any]:

@@ -37,10 +37,10 @@ class StepPass(ABC):
     @property
     @abstractmethod
     def settings(self) -> tuple[Component, ...]:
-        """Plain values, by name, that change what the pass computes: part of its graphs' key."""
+        """Plain values, by name, that change the result of the pass: part of its graphs' key."""
 
     def arguments(self, module: torch.nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `run`, by name, from those of the model's forward.
+        """Select the arguments of `run`, by name, from `given`, the arguments of the model's forward.
 
         Leave out each tensor that the pass does not read: a tensor is part of the key and is copied for a replay.
         """

@@ -35,8 +35,8 @@ def is_tile() -> bool:
 class TileSizes:
     """The sizes of tiles that one module has run.
 
-    A picture in tiles has up to twelve sizes, in three passes. A size at an edge occurs once in a picture, and another
-    picture has other ones. A capture takes longer than the call that it replaces, so a size is captured only at its
+    A picture in tiles has up to twelve sizes, in three passes. A size at an edge occurs once in a picture, and differs
+    between pictures. A capture takes longer than the call that it replaces, so a size is captured only at its
     second call.
     """
 

@@ -56,7 +56,7 @@ class ModuleHooks:
         return self._kept
 
     def count(self) -> int:
-        """How many regions these hooks have, as far as they are known before a call. Raises as `known` does."""
+        """The number of regions of these hooks that are known before a call. Raises as `known` does."""
         hooks = self.known()
         if self._count is None:
             sites, memo = [site for hook in hooks for site in hook.sites], Memo()

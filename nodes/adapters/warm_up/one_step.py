@@ -1,4 +1,4 @@
-"""Give a model a sampler of few steps, and report what ran at the last step node of a warm-up's prompt."""
+"""Give a model a sampler of few steps, and report the runs of a warm-up's prompt at its last step node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def begin_step(value: Any) -> Any:
 def with_few_steps(model: ModelPatcher) -> ModelPatcher:
     """A clone of a MODEL whose samplers make only the predictions needed to run every shape."""
     model = model.clone()
-    # The last wrapper is the innermost one, so those of the model and of DeepCache act as in any sampling run.
+    # The last wrapper is the innermost one, so the model's and DeepCache's wrappers act as in any sampling run.
     set_wrapper(model, WrappersMP.SAMPLER_SAMPLE, "resolute-warm-up", _few_steps)
     return model
 
@@ -70,7 +70,7 @@ def _stages(levels: Sequence[float], boundaries: Iterable[float]) -> Iterator[li
     limits = sorted({torch.tensor(limit).item() for limit in boundaries})  # in fp32, as core compares them
 
     def place(step: int) -> tuple[int, int]:
-        # A step right at a limit is a group of its own: a cond that starts there is on, and so is one that ends there.
+        # A step exactly at a limit is its own group: conds that start there and conds that end there are both active.
         return sum(levels[step] > limit for limit in limits), sum(levels[step] >= limit for limit in limits)
 
     for _, steps in itertools.groupby(range(len(levels)), place):
@@ -91,7 +91,7 @@ def _boundaries(conds: Any) -> Iterator[float]:
 
 
 def report() -> str:
-    """A table of what ran in this prompt. Raises UserError if no compiled model or VAE ran."""
+    """A table of this prompt's compiled runs. Raises UserError if no compiled model or VAE ran."""
     found = runs.of_this_prompt()
     if not found:
         raise UserError("Nothing of this workflow ran compiled. See the texts on its compile nodes.")

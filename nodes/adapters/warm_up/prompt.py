@@ -124,7 +124,7 @@ class _Graph:
         return {name: self._source(link) for name, link in node.links.items()}
 
     def _source(self, link: Link) -> Link | None:
-        """Where a link's value comes from if no output node runs; None if only an output node makes it."""
+        """The link that provides the value if no output node runs; None if only an output node computes it."""
         current: Link | None = link
         for _ in range(len(self._outputs) + 1):  # a bounded loop, because the workflow may have a cycle
             if current is None or current[0] not in self._outputs:
@@ -174,7 +174,7 @@ class _Builder:
         """uses: see `_Graph.uses`. sized: the nodes that depend on the size; they are copied for each size."""
         self._graph, self._uses, self._sized = graph, uses, sized
         self._names = (name for number in itertools.count(1) if (name := f"warm-up-{number}") not in graph.nodes)
-        self._last = ""  # the step node at the end of what was added so far
+        self._last = ""  # the last step node that was added
         self.prompt: Prompt = {}
 
     def add(self, number: int, item: Item | None) -> None:

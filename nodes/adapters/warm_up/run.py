@@ -51,7 +51,7 @@ class WarmUpInputs:
 
 
 def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = None) -> list[Outcome]:
-    """Warm up every item, in the given order. A failed item becomes an outcome and the others go on.
+    """Warm up every item, in the order of `items`. A failed item becomes an outcome, and the next items still run.
 
     Raises UserError if none of the connected inputs can be warmed up, and ComfyUI's InterruptProcessingException if the
     user cancels.
@@ -89,7 +89,7 @@ def _say(text: Text, node_id: str | None) -> None:
 
 
 def skipped_inputs(inputs: WarmUpInputs) -> list[str]:
-    """One sentence for each connected input that is not warmed up: why, and what to do."""
+    """One sentence, with the reason and the remedy, for each connected input that is not warmed up."""
     sentences: list[str] = []
     if inputs.model is inputs.vae is inputs.control_net is None:
         sentences.append(Text("Connect the output of Compile Model or Compile VAE Decode."))
@@ -167,7 +167,7 @@ def _captures() -> dict[CaptureKey, tuple[int, int]]:
 
 
 def _warms_model(inputs: WarmUpInputs) -> bool:
-    """A compiled ControlNet is enough: a prediction of a model that is not compiled runs it too."""
+    """True if the model or the ControlNet is compiled: a prediction of an uncompiled model runs the ControlNet too."""
     control_patcher = getattr(inputs.control_net, "control_model_wrapped", None)
     return inputs.model is not None and (_is_compiled(inputs.model) or _is_compiled(control_patcher))
 

@@ -112,7 +112,7 @@ class ModuleSnapshot:
         self._lengths = list(map(len, map(_dictionary, parts)))
 
     def _watch(self, parts: Sequence[Any], watched: Sequence[Sequence[str]], written: Names) -> None:
-        """parts: the modules, and objects that their attributes hold. watched: names of attributes for each."""
+        """parts: the modules, and objects in their attributes. watched: the names of attributes to watch, per part."""
         self._parts = tuple(map(weakref.ref, parts))
         holders = [number for number, names in enumerate(watched) if names]
         names = [[*each, *each, _MODE][: max(2, len(each))] for number in holders for each in [watched[number]]]
@@ -140,7 +140,7 @@ class ModuleSnapshot:
         modules = [ref() for ref in self._parts]
         try:
             own = list(map(_dictionary, modules))
-        except AttributeError:  # a module is gone
+        except AttributeError:  # a module was garbage collected
             return "a part of the model"
         below = map(_children, self._parents(own))
         if list(chain.from_iterable(map(dict.values, below))) != list(self._children((*modules, None))):
@@ -213,7 +213,7 @@ def _names_of(kinds: set[type]) -> tuple[Names, Names, Names]:
 
 
 def _writes(functions: Iterable[FunctionType]) -> tuple[Names, Names]:
-    """The names of attributes that these functions assign, and of those that they write into."""
+    """The names of attributes that these functions assign, and of attributes that they write into."""
     codes = {function.__code__ for function in functions}
     into = names_written_into(each for code in codes for each in codes_in(code))
     return Names().union(*map(attributes_assigned, codes)), Names(name[1:] for name in into if name[0] == ".")

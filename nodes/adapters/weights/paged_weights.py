@@ -135,7 +135,7 @@ class PagedWeights(Weights):
         self.foresight.forget()
 
     def _find_ranges(self) -> None:
-        """Find the ranges of all allocations: those of spared modules come last."""
+        """Find the ranges of all allocations. The ranges of spared modules come last."""
         self._ranges = []
         for last in (False, True):
             self._ranges += _ranges(
@@ -256,7 +256,7 @@ def _is_filled(module: torch.nn.Module, pages: Serials, first: int, page: int) -
 
 
 def _ranges(found: Sequence[tuple[Any, int, int, torch.nn.Module]]) -> list[_Range]:
-    """found: (reservation, address, bytes, module), in the order of addresses."""
+    """Merge neighbouring allocations into ranges. found: (reservation, address, bytes, module), by address."""
     groups: list[list[tuple[Any, int, int, torch.nn.Module]]] = []
     end = 0
     for each in found:

@@ -40,7 +40,7 @@ class SplitBlocks:
         self._splits: dict[tuple[Any, ...], SplitSite | None] = {}
 
     def run(self, site: RegionSite, tensors: Inputs, times: Inputs) -> Any:
-        """The block's result. A block that cannot be split runs whole. Raises what the block raises."""
+        """Returns the block's result, and raises its errors. A block that cannot be split runs whole."""
         like = tensors[0]
         flags = torch_flags(like.device.type)
         split = self._split(site, tensors, flags)

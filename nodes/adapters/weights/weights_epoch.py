@@ -115,7 +115,7 @@ class WeightsEpoch:
         return True
 
     def change(self) -> str:
-        """Name what another pack changed in the model since the last inspection; empty if nothing."""
+        """Name a change of the model by another pack since the last inspection; empty if there is none."""
         return "" if self._snapshot is None else self._snapshot.change()
 
     def let_go(self) -> None:
@@ -125,7 +125,7 @@ class WeightsEpoch:
         self.paged.survey(())
 
     def _find_slots(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Find the slots of all weights that are not paged, and the parts of those that consist of several tensors."""
+        """Find the slots of all unpaged weights, and the parts of weights that consist of several tensors."""
         self._slots = dynamic_vram.slots_outside_pages(modules)
         self._plain, self._composite = [], []
         for own, name in self._slots:
