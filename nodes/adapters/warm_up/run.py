@@ -167,7 +167,7 @@ def _captures() -> dict[CaptureKey, tuple[int, int]]:
 
 
 def _warms_model(inputs: WarmUpInputs) -> bool:
-    """True if the model or the ControlNet is compiled: a prediction of an uncompiled model runs the ControlNet too."""
+    """True if there is a model and it or the ControlNet is compiled: an uncompiled model runs the ControlNet too."""
     control_patcher = getattr(inputs.control_net, "control_model_wrapped", None)
     return inputs.model is not None and (_is_compiled(inputs.model) or _is_compiled(control_patcher))
 
