@@ -16,15 +16,15 @@ def _loaded_before() -> Any:
     registered = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
     package = getattr(registered.get("ResoluteCompileModel"), "__module__", "").rpartition(".nodes.")[0]
     copy: Any = sys.modules.get(package)
-    # Compared as ComfyUI wrote them: two copies may be links to one folder.
+    # Compare the paths as ComfyUI wrote them, unresolved: two copies may be links to one folder.
     return None if copy is None or copy.__path__[0] == __path__[0] else copy
 
 
 if (_first := _loaded_before()) is None:
     WEB_DIRECTORY = "./web"
-    other_copies: list[str] = []  # folders of copies that ComfyUI loaded later; a text on our nodes names them
+    other_copies: list[str] = []  # folders of copies that ComfyUI loaded later, named in a text on our nodes
 else:
-    # With such a table ComfyUI does not call `comfy_entrypoint`, and without WEB_DIRECTORY it serves no scripts.
+    # With NODE_CLASS_MAPPINGS ComfyUI does not call `comfy_entrypoint`; without WEB_DIRECTORY it serves no scripts.
     NODE_CLASS_MAPPINGS: dict[str, Any] = {}
     getattr(_first, "other_copies", []).append(__path__[0])
     logging.getLogger(__name__).warning(

@@ -1,1 +1,1 @@
-"""Measurements on a GPU. Each writes raw JSON to `results/`, with its contender measured in the same run."""
+"""Measurements on a GPU. Each writes raw JSON to `results/`, and measures its baseline in the same run."""

@@ -1,4 +1,4 @@
-"""Device memory that another process holds. Without torch, so that Ray's environment can import it."""
+"""Occupy device memory with another process. Imports no torch, so that Ray's environment can import it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from scripts.errors import ServerError
 
-SETTLES = 10.0  # seconds that a process which just ended may take to give its memory back
+SETTLES = 10.0  # seconds until the memory of a process that just ended is free again
 
-# A process that ended gives its memory back some seconds later: at first too little is free, or more gets free after
-# all is held. So it looks again until the free memory stays. A piece that the device refuses is tried in smaller ones.
+# The memory of a process that ended is free only seconds later: at first too little is free, or more becomes free after
+# the allocation. So the script polls until the free memory is stable. It retries a refused piece in smaller ones.
 _BALLAST = """
 import sys, time, torch
 want, settles = float(sys.argv[1]) * 2**30, float(sys.argv[2])
@@ -47,9 +47,9 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def held(gib: float | None, python: str | os.PathLike[str], settles: float = SETTLES) -> Iterator[None]:
-    """Hold so much of the GPU that `gib` GiB are free, to 64 MiB; nothing for None. python: an interpreter with torch.
+    """Allocate GPU memory until `gib` GiB are free, to 64 MiB; none if None. python: an interpreter with torch.
 
-    Raises ServerError if that is not possible: at once for a size below nothing, else after `settles` seconds.
+    Raises ServerError if that is not possible: at once unless `gib` is positive, else after `settles` seconds.
     """
     if gib is None:
         yield

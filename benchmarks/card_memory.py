@@ -1,4 +1,4 @@
-"""The memory of the device and of a server: watched while prompts run, and held so that the card is smaller."""
+"""Watch the memory of the device and of a server while prompts run, and occupy memory to emulate a smaller card."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def used_bytes() -> int:
-    """Bytes of the device that are in use; 0 without one."""
+    """Bytes of device memory in use; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0
     free, total = torch.cuda.mem_get_info()
@@ -28,8 +28,8 @@ def used_bytes() -> int:
 
 
 def settled_bytes(still: float) -> tuple[int, float]:
-    """Bytes in use once they have stayed the same for so many seconds, and the seconds until then. ComfyUI frees after
-    it has answered.
+    """Bytes in use once they have not changed for `still` seconds (at most 8 times as long), and the seconds until the
+    last change. ComfyUI frees memory after it has answered.
     """
     started = changed = time.monotonic()
     used = used_bytes()
@@ -41,7 +41,7 @@ def settled_bytes(still: float) -> tuple[int, float]:
 
 
 def processes_mib() -> list[int]:
-    """MiB of the device that each process holds, as far as the driver says; empty without one."""
+    """MiB of device memory of each process, as far as the driver reports them; empty without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits"]
@@ -51,7 +51,7 @@ def processes_mib() -> list[int]:
 
 @dataclass
 class Memory:
-    """Watches the device's and a process tree's memory in a thread. Bytes."""
+    """Records the peaks of the device's memory and of a process's RSS, in bytes, in a thread."""
 
     process: psutil.Process
     device: int = 0
@@ -81,10 +81,10 @@ class Memory:
 
 @contextlib.contextmanager
 def small_card(gib: float | None) -> Iterator[None]:
-    """Hold device memory in another process, so that `gib` GiB are free. Nothing is held without a GPU.
+    """Occupy device memory in another process, so that `gib` GiB are free. Does nothing without a GPU.
 
-    Enter it before the server starts: what a running server holds would be missing from the card that it sees. Raises
-    ServerError at once if the card is too small.
+    Enter it before the server starts: a running server's memory would be missing from the card that it sees. Raises
+    ServerError if the card is too small.
     """
     with ballast.held(gib if torch.cuda.is_available() else None, sys.executable):
         yield

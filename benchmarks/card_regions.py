@@ -1,8 +1,8 @@
-"""The regions of the bundled models, of real width: what `cards` compiles.
+"""The regions of the bundled models, at their real width, for `cards` to compile.
 
 Models are on the device "meta", so they take no memory and nothing is computed. MiniMax H3 and LTX-2, which read
-numbers from their inputs, and weights in int8 run on the CPU, one layer on a small latent, before they go to "meta".
-Those with "-node-" in their names are as Load Diffusion Model (Faster Format) makes them.
+numbers from their inputs, and weights in int8 run on the CPU, one layer on a small latent, before they move to "meta".
+Models with "-node-" in their names are quantized by Load Diffusion Model (Faster Format).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def load_pack() -> Any:
 
 
 def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
-    """(name, site, inputs): the first of each kind and width. Inputs have no contents and are on the described card.
+    """(name, site, inputs) of the first region of each kind and width. Inputs are fake tensors on the described card.
 
-    wanted: a regular expression of their names, which begin with that of a model.
+    wanted: a regular expression for the names, which begin with a model's name.
     """
     sys.argv = sys.argv[:1]
     load_pack()
@@ -57,12 +57,12 @@ def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
     import torch
 
     comfy.cli_args.args.cpu = comfy.cli_args.args.use_pytorch_cross_attention = True
-    available, torch.cuda.is_available = torch.cuda.is_available, lambda: False  # ComfyUI would ask for its memory
+    available, torch.cuda.is_available = torch.cuda.is_available, lambda: False  # ComfyUI would query the GPU's memory
     makers = _makers()
     torch.cuda.is_available = available
     torch.equal = lambda before, after: after._version == 0  # a hook asks if a block wrote to copies of its inputs
     found = {}
-    is_node = "-node-" in wanted  # whose models take minutes, and only they
+    is_node = "-node-" in wanted  # these models take minutes, so run only them
     for model, make in makers.items():
         for site, inputs in make() if not wanted or ("-node-" in model) == is_node else ():
             width = "".join(f" {n}" for n, dim in zip(inputs[0].shape, site.dims[0], strict=True) if dim is None)
@@ -77,7 +77,7 @@ def regions(wanted: str) -> Iterator[tuple[str, Any, list[Any]]]:
 
 
 def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
-    """By a model's name: what gives all regions that a call of it runs, with their inputs."""
+    """By model name: a function that returns all regions of a call of the model, with their inputs."""
     import comfy.cldm.cldm as controlnets
     import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
     import comfy.ldm.modules.diffusionmodules.model as autoencoder
@@ -99,7 +99,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     def empty(dtype: Any, *shapes: Any) -> list[Any]:
         return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
 
-    ltx.get_max_chunk_size = lambda device: ltx.MAX_CHUNK_SIZE  # it asks for the card's memory
+    ltx.get_max_chunk_size = lambda device: ltx.MAX_CHUNK_SIZE  # it queries the card's memory
     comfy.model_management.intermediate_device = lambda: torch.device("meta")
     kinds = {"dtype": torch.half, "device": "meta", "operations": comfy.ops.disable_weight_init}
 
@@ -121,7 +121,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         return {key: each.repeat(rows, 1) if each.ndim == 2 else each for key, each in made.items()}, error
 
     def in_form(made: Callable[..., Any], dtype: Any, form: str) -> Any:
-        """A model on the CPU as Load Diffusion Model (Faster Format) makes it, in fp8-emulated as on a card without."""
+        """A model on the CPU, loaded as by Load Diffusion Model (Faster Format); fp8-emulated: without fp8."""
         quantizer = faster_format.Quantizer(torch.device("cpu"), lambda weight: form.removesuffix("-emulated"))
         shapes = made(device="meta", operations=comfy.ops.manual_cast)
         weights = {key: torch.full(each.shape, 0.02, dtype=each.dtype) for key, each in shapes.state_dict().items()}
@@ -134,7 +134,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         return model
 
     def quantized(found: list[Any], form: str) -> list[Any]:
-        """Of regions in a format those that have such weights, with modules on "meta"."""
+        """For a format, only the regions with quantized weights, their modules moved to "meta"."""
         found = [each for each in found if not form or any(weight_layouts(weight_slots(each[0].module)))]
         for site, _ in found if form else ():
             site.module.to("meta")
@@ -182,7 +182,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
 
     def video(name: str, dtype: Any, *shape: int) -> Any:
         place, _, kind = VAES[name].kind.rpartition(".")
-        device = "cpu" if name == "cosmos" else "meta"  # which reads a number when it is made
+        device = "cpu" if name == "cosmos" else "meta"  # its constructor reads a number
         model = module_of(getattr(importlib.import_module(place), kind), VAES[name].settings, dtype, device)
         part, _, method = (vaes.method_of(model, Role.VAE_DECODE) or "").rpartition(".")
         return coder(model.get_submodule(part), dtype, method, 1, *shape)

@@ -1,12 +1,12 @@
-"""Compile the regions of the bundled models for cards that are not here, and list what their kernels take.
+"""Compile the regions of the bundled models for GPUs that are not installed, and list their kernels' resources.
 
     python -m benchmarks.cards --out FILE [--card sm_90] [--also sm_75] [--also gfx1100] [--region REGEX]
 
-Needs no GPU: a described one answers for `--card`, as in a worker process, and Triton compiles each of its kernels for
-`--also` too. Nothing is launched. A row of the file is one compile of Triton's: its processor seconds, the registers
-and the bytes of stack of each thread, and the shared memory of a block; or its error. `faults` says what of that no
-card should have. A kernel of a convolution depends on the number of multiprocessors, so for another card inductor may
-generate another one than for `--card`.
+Needs no GPU: a description stands in for `--card`, as in a worker process, and Triton compiles each of its kernels for
+`--also` too. Nothing is launched. A row of the file is one Triton compile: its processor seconds, the registers and the
+bytes of stack of each thread, and the shared memory of a block; or its error. `faults` lists kernels that no card
+should have. A convolution's kernel depends on the number of multiprocessors, so on another card inductor may generate
+a different kernel than for `--card`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 class Card(NamedTuple):
-    """count: of multiprocessors. threads: of each. shared: bytes of shared memory that a block may have."""
+    """count: multiprocessors. threads: per multiprocessor. shared: bytes of shared memory that a block may use."""
 
     name: str
     count: int
@@ -54,7 +54,7 @@ CARDS = {
 
 
 def description(card: str, index: int = 0) -> described_gpu.Description:
-    """Describe a card as torch would."""
+    """Describe a card as torch does."""
     name, count, threads, shared = CARDS[card]
     kind, number = card.split("_") if "_" in card else (card, "110")
     return {
@@ -66,15 +66,15 @@ def description(card: str, index: int = 0) -> described_gpu.Description:
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Registers of a thread, bytes of its stack (numbers that found no register), shared memory of a block."""
+    """Registers per thread, bytes of stack per thread (spilled registers), bytes of shared memory per block."""
     shared = kernel.shared if hasattr(kernel, "shared") else kernel.metadata.shared
     registers, stack = described_gpu.of_each_thread(kernel)
     return {"registers": registers, "stack": stack, "shared": shared}
 
 
 def faults(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
-    """By region and card: what is wrong with its kernels. Each needs one configuration that a card can run, without a
-    number that finds no register: inductor measures all that it compiled, and takes the fastest.
+    """By region and card: the fault of one of its kernels. Each kernel needs one configuration that the card can run
+    without register spills: inductor benchmarks all configurations that it compiled, and picks the fastest.
     """
     found: dict[tuple[str, str], str] = {}
     kernels: dict[tuple[str, str, str], list[Row]] = {}
@@ -96,7 +96,7 @@ def faults(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
 
 
 def _choose_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: Any = None, **more: Any) -> Any:
-    """In place of torch's choice, which asks the driver: the efficient kernel, for heads as wide as the VAE's too."""
+    """Replaces torch's choice, which queries the driver, by the efficient kernel, even for the VAE's wide heads."""
     import torch
 
     if q.is_cpu:
@@ -106,8 +106,8 @@ def _choose_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: Any 
 
 
 def compile_for(card: str, also: Iterable[str], wanted: str) -> Iterator[tuple[Row, list[Row]]]:
-    """Of each region: its row with the processor seconds of the whole and its error if no attempt succeeded, and the
-    rows of its kernels. `also`: other cards, for kernels that no region before had.
+    """For each region: its row, with the total processor seconds and the error if no attempt succeeded, and its
+    kernels' rows. also: other cards, for which only kernels that no earlier region had are compiled.
     """
     import torch
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -159,7 +159,7 @@ def compile_for(card: str, also: Iterable[str], wanted: str) -> Iterator[tuple[R
 
 
 def _compile(site: Any, inputs: list[Any]) -> str:
-    """Compile a region as the pack does. Returns the error of its last attempt."""
+    """Compile a region as the pack does. Returns the error of the last attempt, or an empty string."""
     from resolute_pack.compile_cache.backends.inductor.compile import (  # type: ignore[import-not-found]
         lowering,
         tracing,
@@ -199,5 +199,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # also where there is one
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # even on a machine with a GPU
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The cells of a benchmark: those that its file has already, and those that still fit into the time."""
+"""The cells of a benchmark: skip the cells that its file has already, and measure others while the time lasts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from scripts.errors import PromptError, ServerError
 from . import rig
 
 NO_LIMIT = 1e9  # seconds
-PARTS = "lacks"  # of a row: the parts that it has not yet
+PARTS = "lacks"  # of a row: the parts that are not measured yet
 
 Row = dict[str, Any]
 
 
 class OutOfTimeError(Exception):
-    """The time ended within a cell, which is then not measured."""
+    """The time ran out within a cell, so the cell is not measured."""
 
 
 def add_options(parser: argparse.ArgumentParser, seconds: float = NO_LIMIT, cpu: str = "") -> None:
-    """The options that every benchmark of a server has. cpu: what `--cpu` takes."""
+    """Add the options that all benchmarks of a server share. cpu: the models of `--cpu`; empty for no `--cpu`."""
     parser.add_argument("--out", type=Path, help="the results; a later run with this file measures what it lacks")
     parser.add_argument("--seconds", type=float, default=seconds, help="begin nothing that would end later")
     parser.add_argument("--folder", type=Path, help="keeps servers' folders, with compiled regions and logs")
@@ -34,13 +34,13 @@ def add_options(parser: argparse.ArgumentParser, seconds: float = NO_LIMIT, cpu:
 
 
 class Cells:
-    """The rows of a run, each of one cell, in the file that `--out` names.
+    """The rows of a run, one per cell, in the file of `--out`.
 
-    `before`: what the file had, without its rows. rows: those of earlier runs and of this one.
+    before: the other content of the file. rows: the rows of earlier runs and of this one.
     """
 
     def __init__(self, options: argparse.Namespace, key: Callable[[dict[str, Any]], Hashable]) -> None:
-        """key: tells which cell a row is of. Raises ValueError for a file that is no result."""
+        """key: returns the cell of a row. Raises ValueError if the file is not a benchmark's result."""
         self._out: Path | None = options.out
         self._key = key
         self.deadline = time.monotonic() + options.seconds
@@ -57,11 +57,11 @@ class Cells:
         self.rows: list[dict[str, Any]] = self.before.pop("rows", [])
 
     def find(self, key: Hashable) -> dict[str, Any] | None:
-        """The row of a cell that was measured."""
+        """The row of a cell; None if it was not measured."""
         return next((row for row in self.rows if self._key(row) == key), None)
 
     def lacks(self, key: Hashable) -> bool:
-        """A cell is to be measured: there is no row of it, it failed, or it was cut and is a part."""
+        """True if a cell is still to be measured: it has no row, failed, or lacks parts."""
         row = self.find(key)
         return row is None or "failed" in row or bool(row.get(PARTS))
 
@@ -70,9 +70,9 @@ class Cells:
         return self.deadline - time.monotonic()
 
     def measure(self, name: str, measure: Callable[[], Row], guess: float = 0.0) -> Row | None:
-        """Measure a cell and write it. None, and its name in `left`, if the time that is left is shorter than the
-        longest cell of this run took, or than `guess` seconds before one was measured; None, and why in `failed`, if a
-        prompt or its server failed. What `measure` added before stays in the file.
+        """Measure a cell and write its row. Returns None and adds the name to `left` if less time is left than this
+        run's longest cell took, or than `guess` seconds before the first one. Returns None and adds the reason to
+        `failed` if a prompt or its server failed. Rows that `measure` added before that stay in the file.
         """
         if self.seconds_left < (self._longest or guess):
             return self.leave(name)
@@ -91,12 +91,12 @@ class Cells:
         return row
 
     def leave(self, name: str) -> None:
-        """Say that a cell did not fit into the time."""
+        """Record and print that there was no time for a cell."""
         self.left.append(name)
         print(f"{name}: left out, {max(self.seconds_left, 0):.0f} s are left", flush=True)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Put a row in the place of an older one of its cell, and write the file."""
+        """Add a row, or replace the older row of its cell, and write the file."""
         key = self._key(row)
         row |= {name: self.about[name] for name in ("date", "gpu") if name in self.about}
         places = [place for place, each in enumerate(self.rows) if self._key(each) == key]
@@ -107,6 +107,6 @@ class Cells:
         self.save()
 
     def save(self, **more: Any) -> None:
-        """Write the file. more: what it has beside the rows, from now on."""
+        """Write the file. more: entries beside the rows, also for later writes."""
         self.about |= more
         rig.save(self._out, {**self.before, **self.about, "left": self.left, "failed": self.failed, "rows": self.rows})

@@ -1,6 +1,6 @@
 """Draws README's strip and the charts of docs/measured.md into docs/charts: `python -m benchmarks.charts`.
 
-All numbers come from the raw files named here; a test draws again and compares. A new run takes the place of its file.
+All numbers come from the raw files named here; a test redraws the charts and compares. A new run replaces its file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .smoke_rows import QUEUE, RESTART, START
 RESULTS, FOLDER = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
 SMOKE, PROMPTS = "2026-11-29-h200-tiers.json", "2026-11-28-h200-queue-sdxl.json"
 STEPS = ("2026-11-23-h200-families-by-shape.json", "2026-11-24-h200-families-video.json")
-CARDS = (  # for the same model and memory the last one counts
+CARDS = (  # the last file wins for the same model and memory
     "2026-11-27-h100-small-cards-sdxl.json", "2026-11-28-h100-small-cards-sdxl-6-and-12.json",
     "2026-11-27-h100-small-cards-flux.json", "2026-11-28-h100-small-cards-flux-fp8.json",
     "2026-11-28-h100-small-cards-flux-fp8-16.json",
@@ -29,8 +29,8 @@ GREY, CYAN, PALE, INK = "#9aa5ab", "#16a394", "#8fd6cd", "#16232b"
 
 
 class Headline(NamedTuple):
-    """Whole prompts of SDXL at 1024x1024 in SMOKE, seconds. stock: the median of all but the first. compiled: the last
-    one after a restart, and its latents' error to stock's. firsts, seconds: with nothing on disk, of stock and ours.
+    """Seconds of whole SDXL prompts at 1024x1024 in SMOKE. stock: the median without the first. compiled, error: the
+    last one after a restart. firsts, seconds: (stock, ours), first and second prompt with an empty store.
     """
 
     stock: float
@@ -69,7 +69,7 @@ def models() -> Iterator[tuple[str, float, float, str]]:
 
 
 def by_memory() -> dict[tuple[str, float], float]:
-    """How many times as fast as stock a model is at 1024x1024, by its name and free GiB."""
+    """The speedup over stock at 1024x1024, by model and free GiB."""
     rows = [row for name in CARDS for row in read(name)["rows"] if row["size"] == "1024x1024"]
     names = {"sdxl": "SDXL", "flux": "Flux", "flux:fp8-scaled": "Flux fp8"}
     return {(names[each["model"]], each["free_gib"]): each[STOCK]["steady_s"] / each[OURS]["steady_s"] for each in rows}
@@ -105,7 +105,7 @@ def model_bars() -> Iterator[str]:
 
 
 def prompt_bars() -> Iterator[str]:
-    """Cut off above 6 s, which only the first prompts need, to load the model: their seconds are written there."""
+    """Cut off above 6 s: only the first prompts, which load the model, take longer, and their seconds are labelled."""
     of = {row["contender"]: row["prompts"] for row in read(PROMPTS)["rows"] if row["case"] == "queue"}
     for seconds in (0, 2, 4, 6):
         yield bar(40, 240 - 30 * seconds, 664, 0.5, GREY) + words(32, 244 - 30 * seconds, f"{seconds}", "end")

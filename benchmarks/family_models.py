@@ -1,4 +1,4 @@
-"""Transformers of real width and fewer layers, with random weights: settings, files, and the inputs of a step."""
+"""Transformers of real width with fewer layers and random weights: settings, files, and the inputs of a step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .weight_formats import file_of, save
 
 
 class Family(NamedTuple):
-    """network: below `comfy.ldm`. settings: of the network. layers: the settings that count its layers.
+    """network: below `comfy.ldm`. settings: of the network. layers: the settings with the number of its layers.
 
     tokens, width, pooled: of the text. latent: the node that makes the latent. frames: of a video, 1 for an image.
-    grid: the channels that the network gets, and the pixels to a cell of the latent. sizes: width and height.
-    cells: the latent's frames to a number of frames; None without a dimension for them. sound: per second, 0 without.
-    padding: tokens of the text that a mask leaves out; 0: there is no mask.
+    grid: the network's input channels, and the pixels per side of a latent cell. sizes: width and height in pixels.
+    cells: the latent's frames for a number of frames; None if the latent has no frame dimension. sound: the sound's
+    latent frames per second, 0 without sound. padding: masked tokens of the text; 0 without a mask.
     """
 
     network: str
@@ -42,18 +42,18 @@ class Family(NamedTuple):
 
 
 def _every(count: int) -> Callable[[int], int]:
-    """The latent has the first frame, and one for each `count` that follow."""
+    """A latent's number of frames: one for the first frame, and one for each `count` later frames."""
     return lambda frames: (frames - 1) // count + 1
 
 
 def _minimax_frames(frames: int) -> int:
-    """As core's EmptyMiniMaxH3LatentAV counts them, for 17 k + 5 frames."""
+    """A latent's number of frames, as in core's EmptyMiniMaxH3LatentAV, for 17 k + 5 frames."""
     return (frames - 5) // 17 * 5 + 2
 
 
 _IMAGES = ((1024, 1024), (720, 960), (1536, 1024))
 _SMALL = ((64, 64), (96, 64))  # for a run on the CPU
-# Widths for a run on the CPU, where ComfyUI's detection reads them from the weights.
+# Widths for a run on the CPU, of families whose width ComfyUI's detection reads from the weights.
 _NARROW = {
     "flux": {"hidden_size": 256, "num_heads": 2},
     "wan": {"dim": 256, "ffn_dim": 1024, "num_heads": 2},
@@ -120,7 +120,7 @@ FAMILIES = {
 
 
 def family(name: str, is_small: bool = False) -> Family:
-    """is_small: one layer of each kind, small sizes and widths, so that the CPU runs it in seconds."""
+    """A family by name. is_small: one layer of each kind, small sizes and widths, so that a CPU runs it in seconds."""
     found = FAMILIES[name]
     if not is_small:
         return found
@@ -131,9 +131,9 @@ def family(name: str, is_small: bool = False) -> Family:
 
 
 def ensure(setup: command.Setup, models: Path, names: Sequence[str], is_small: bool) -> None:
-    """Make the files that are missing, in a process with torch and ComfyUI. models: a folder in ComfyUI's layout.
+    """Make the missing files in a process with torch and ComfyUI. models: a folder in ComfyUI's layout.
 
-    names: of families, with a format as in flux:fp8-scaled.
+    names: of families, optionally with a format, as in flux:fp8-scaled.
     """
     for folder in ("checkpoints", "diffusion_models", "loras"):
         (models / folder).mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def ensure(setup: command.Setup, models: Path, names: Sequence[str], is_small: b
 
 
 def path_of(models: Path, name: str) -> Path:
-    """The file of a model with its format. A file in JSON beside it says that it is complete."""
+    """The file of a model in its format. A JSON file beside it marks it as complete."""
     family, _, form = name.partition(":")
     return models / "diffusion_models" / file_of(family, form)
 
@@ -172,7 +172,7 @@ def main() -> None:
 
 
 def _make(name: str, family: Family, outs: Mapping[str, Path], device: str) -> None:
-    """outs: the file of each form."""
+    """Write the model's weights in each format. outs: the files by format."""
     import torch
 
     operations = importlib.import_module("comfy.ops").manual_cast
@@ -182,7 +182,7 @@ def _make(name: str, family: Family, outs: Mapping[str, Path], device: str) -> N
     model = model.to(device).eval().requires_grad_(False)  # LTX makes its table on the CPU
     generator = torch.Generator(device).manual_seed(0)
     weights = model.state_dict()
-    for key, weight in weights.items():  # random weights that keep a signal's size
+    for key, weight in weights.items():  # random weights that preserve the scale of activations
         if weight.ndim > 1:
             weight.normal_(generator=generator).mul_(0.5 * weight[0].numel() ** -0.5)
         else:

@@ -1,15 +1,15 @@
-"""One trace of prompts through a fleet, with our router and with Serve's: what is warm, how long it takes.
+"""One trace of prompts through a fleet, with our router and with Serve's: the share of warm prompts, and seconds.
 
     python -m benchmarks.fleet --out benchmarks/results/NAME-fleet.json [--replicas 2] [--prompts 200] [--seconds 420]
                                [--checkpoints 4] [--fit 2] [--folder FOLDER] [--cpu] [--steps 8]
 
 12 sizes and four checkpoints (one SDXL file under four names, random weights), from eight clients. Another process
-holds so much of the GPU that `--fit` of them fit at once beside the work of each replica. A size is drawn with a weight
-that falls from the first to the last, as people's sizes do. Every router gets the same trace, a fresh fleet, and a copy
-of one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu` takes the
-tests' tiny models and eight small sizes. The routers share `--seconds` evenly, their starts included, but none gets
-less than 100 s; prompts that did not fit are left out and counted. A later run with the same `--out` measures the
-routers that it lacks; `--folder` keeps the store. `--gpus 0.5` lets two replicas share one GPU. Needs Ray in this
+occupies GPU memory, so that `--fit` checkpoints fit at once beside the work of each replica. The probability of a size
+falls from the first to the last, as with people's sizes. Every router gets the same trace, a fresh fleet, and a copy of
+one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu` uses the tests'
+tiny models and eight small sizes. The routers share `--seconds` evenly, including their startup, but each gets at least
+100 s; prompts that did not fit are skipped and counted. A later run with the same `--out` measures the missing
+routers; `--folder` keeps the store. `--gpus 0.5` lets two replicas share one GPU. Needs Ray in this
 Python (requirements/fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its Python, as for the other
 benchmarks.
 """
@@ -46,7 +46,7 @@ from .cells import Cells, OutOfTimeError
 CLIENTS = 8
 CHECKPOINT_GIB = 6.5  # of SDXL in float16: UNet 4.8, text encoders 1.5, VAE 0.2
 WORK_GIB = 6.0  # of a replica, beside models: its CUDA context, a decode of 1280x1280, captures
-_LEAST_SECONDS = 100.0  # of a router: its fleet starts, and prompts run for a minute
+_LEAST_SECONDS = 100.0  # per router: starting its fleet, and a minute of prompts
 _END_SECONDS = 20.0  # from the last prompt that is sent to the end of a fleet
 PORT = 18188
 SIZES = [
@@ -58,7 +58,7 @@ PACKS = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack"}
 
 
 def trace(options: argparse.Namespace, seed: int = 1) -> list[dict[str, Any]]:
-    """The prompts, in their order."""
+    """The prompts, in order."""
     chooser = random.Random(seed)
     sizes = SMALL if options.cpu else SIZES
     weights = [1 / (rank + 1) for rank in range(len(sizes))]
@@ -69,7 +69,7 @@ def trace(options: argparse.Namespace, seed: int = 1) -> list[dict[str, Any]]:
 
 
 def prompt(options: argparse.Namespace, width: int, height: int, model: int, seed: int) -> dict[str, Any]:
-    """Text to image, compiled, with a checkpoint by its number."""
+    """A compiled text-to-image prompt. model: the number of its checkpoint."""
     size = (width, height, 1, "a lighthouse")
     nodes = rig.prompt(f"fleet-{model}.safetensors", size, options.steps, seed)
     del nodes["latents"]
@@ -115,7 +115,7 @@ class Fleet:
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 300
-        # `up` says so when every replica is ready; /ready knows only those of our router.
+        # `up` logs it when every replica is ready; /ready knows only our router's replicas.
         while "The fleet answers" not in self._log.read_text("utf-8", "replace"):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()
@@ -130,7 +130,7 @@ class Fleet:
 
 
 def drive(client: Client, prompts: list[dict[str, Any]], deadline: float) -> tuple[dict[str, float], float, list[str]]:
-    """Seconds of each prompt by id, the seconds of all, and errors. Nothing is sent after the deadline."""
+    """Returns the seconds of each prompt by id, the total seconds, and errors. Sends nothing after the deadline."""
     seconds, errors, waiting = dict[str, float](), list[str](), iter(prompts)
     lock = threading.Lock()
 
@@ -158,12 +158,12 @@ def drive(client: Client, prompts: list[dict[str, Any]], deadline: float) -> tup
 
 
 def free_gib(options: argparse.Namespace) -> float | None:
-    """The memory of the GPU that all replicas share, in GiB. None: all of it, as where there is no GPU."""
+    """The GPU memory in GiB that all replicas share; None on the CPU."""
     return None if options.cpu else options.fit * CHECKPOINT_GIB + options.replicas * WORK_GIB
 
 
 def measure(options: argparse.Namespace, folder: Path, router: str, store: Path, limit: float) -> dict[str, Any]:
-    """One router's row."""
+    """Measure one router within `limit` seconds, and return its row."""
     deadline = time.monotonic() + limit
     free = free_gib(options)
     python = os.environ.get("RESOLUTE_PYTHON") or sys.executable
@@ -217,7 +217,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Path:
 
 
 def empty(folder: Path) -> None:
-    """Make a folder with nothing in it."""
+    """Make an empty folder, deleting an old one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 

@@ -1,15 +1,15 @@
-"""A model in 16 bits beside the formats that Load Diffusion Model (Faster Format) makes of it, and stock ComfyUI.
+"""Compare a 16-bit model, its formats from Load Diffusion Model (Faster Format), and stock ComfyUI.
 
     python -m benchmarks.formats --out FILE [--model Flux] [--format fp8] [--folder FOLDER] [--models FOLDER]
                                  [--seconds 540] [--commit HASH] [--argument ...] [--cpu]
 
-A row is a contender: stock, Resolute, and Resolute with the node in each format, all of the same file, each in a
-server of its own with nothing on disk. `first_seconds`: of the first prompt, which loads. After a second one, since the
-first may end before the compiler is imported, the row waits until no code is coming (`waited`, no part of a figure).
-Then it runs a prompt that settles, one of one step and three whole ones:
-`step_ms` is (median - that of one step) / (steps - 1). GiB: `peak_gib` of the device, the server's `rss_gib`, and of
-that `unbacked_gib`, which no file backs. `errors`: of the whole prompts' latents to stock's; `psnr`: of their pictures,
-of SDXL only. `told`: what the node says. Stock comes first, since the others are compared with it.
+A row is a contender: stock, Resolute, and Resolute with the node in each format, all with the same file, each in its
+own server with an empty store. `first_seconds`: of the first prompt, which loads. After a second one, since the first
+may end before the compiler is imported, the benchmark waits until no compile is pending (`waited`, not part of any
+figure). Then it runs a settling prompt, one of one step and three whole ones: `step_ms` is (median - that of one step)
+/ (steps - 1). GiB: `peak_gib` of the device, the server's `rss_gib`, and the part of it that no file backs,
+`unbacked_gib`. `errors`: of the whole prompts' latents to stock's; `psnr`: of their pictures, for SDXL only. `told`:
+the node's text. Stock comes first, since the others are compared with it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from .rig import OURS, STOCK, commit_of, node
 from .weight_formats import file_of
 
 MODELS = {"Flux": "flux", "Z-Image": "z-image", "SDXL": "sdxl", "Wan": "wan"}
-FORMATS = ("fp8", "int8", "auto", "nvfp4")  # of the node; the last one only where it is asked for
+FORMATS = ("fp8", "int8", "auto", "nvfp4")  # of the node; the last one only on request
 START, SETTLE, WHOLE, STEPS = 60.0, 2, 3, 10  # seconds of a contender at least; prompts that settle, whole ones; steps
 _PARTS = {"diffusion_models": "model.diffusion_model.", "vae": "first_stage_model."}
 _UNET = Family("", {}, (), 77, 2048, 1280, "EmptyLatentImage", 1, (4, 8), None, ((1024, 1024),))
 
 
 def make(setup: command.Setup, models: Path, name: str, is_small: bool) -> Family:
-    """Make a model's files: of SDXL the UNet and the VAE, each alone. is_small: SD1.5's in place of SDXL's."""
+    """Make a model's files; for SDXL, one with the UNet and one with the VAE. is_small: SD1.5 in place of SDXL."""
     if name not in workloads.CHECKPOINTS:
         family_models.ensure(setup, models, [name], is_small)
         return family(name, is_small)
@@ -69,7 +69,7 @@ def make(setup: command.Setup, models: Path, name: str, is_small: bool) -> Famil
 
 
 def prompt(name: str, made: Family, contender: str, steps: int, seed: int) -> dict[str, Any]:
-    """contender: stock, Resolute, or a format of the node with Resolute."""
+    """A contender's prompt. contender: stock, Resolute, or a format of the node with Resolute."""
     nodes = workloads.transformer(name, made, (*made.sizes[0], 1, ""), steps, seed)
     if contender in FORMATS:
         nodes["load"] = node("ResoluteLoadDiffusionModel", unet_name=file_of(name), format=contender, keep=False)
@@ -80,7 +80,7 @@ def prompt(name: str, made: Family, contender: str, steps: int, seed: int) -> di
 
 
 def psnr(found: Any, reference: Any) -> float | None:
-    """Of pictures with 255 levels, in dB; None if they are equal."""
+    """The PSNR of pictures with levels 0 to 255, in dB; None if they are equal."""
     square = float(numpy.mean((found.astype("float64") - reference) ** 2))
     return 10 * math.log10(255**2 / square) if square else None
 
@@ -95,7 +95,7 @@ class Formats:
         used_bytes()  # this process's own context is no part of a peak
 
     def measure(self, contender: str) -> Row:
-        """Raises OutOfTimeError, PromptError or ServerError."""
+        """A contender's row. Raises OutOfTimeError, PromptError or ServerError."""
         folder = Path(tempfile.mkdtemp(prefix=f"{self._model}-{contender}-", dir=self._options.folder))
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": None}
         store = "0" if contender == STOCK else str(folder / "store")
@@ -121,7 +121,7 @@ class Formats:
         return {**row, **{key: round(size, 2) for key, size in sizes.items()}, "told": told}
 
     def _prompts(self, server: ComfyServer, contender: str) -> Row:
-        """One that loads, one of one step, and whole ones."""
+        """Run the loading, settling, one-step and whole prompts, and return their row."""
         client, row, before = server.client, dict[str, Any](), rig.counters(server.client)
         counts = (*[self._steps] * (1 + SETTLE), 1, *[self._steps] * WHOLE)
         seconds, errors, levels = list[float](), list[float | None](), list[float | None]()
@@ -147,7 +147,7 @@ class Formats:
     def _compared(
         self, server: ComfyServer, history: History, contender: str, number: int
     ) -> tuple[float | None, float | None]:
-        """The error of a prompt's latents to stock's, and the PSNR of its picture; None of what is not there."""
+        """The error of a prompt's latents to stock's, and the PSNR of its pictures; None for a missing figure."""
         client, place = server.client, self._options.folder / f"{self._model}-{number}.npz"
         pictures = [numpy.asarray(Image.open(io.BytesIO(file))) for file in client.images(history)]
         found = {"latents": rig.latents(client, history), "pictures": numpy.array(pictures)}
@@ -165,7 +165,7 @@ def key_of(row: Row) -> tuple[str, str]:
 
 
 def line(row: Row, stock: Row | None) -> str:
-    """A row for people, with ratios to stock's."""
+    """A row as text for people, with its ratios to stock."""
     found = [f"{row['step_ms']:.1f} ms a step", f"first {row['first_seconds']:.1f} s"]
     if stock and stock is not row:
         faster, first = stock["step_ms"] / row["step_ms"], row["first_seconds"] / stock["first_seconds"]

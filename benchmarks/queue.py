@@ -1,23 +1,23 @@
-"""A queue of prompts, as people send them: to Resolute, and then to stock ComfyUI.
+"""A queue of prompts, as users send them: to Resolute, and then to stock ComfyUI.
 
     python -m benchmarks.queue --out FILE [--model SDXL] [--case restart] [--contender cudagraph] [--prompts 8]
                                [--stock-first] [--environment NAME=VALUE] [--folder FOLDER] [--models FOLDER]
                                [--seconds 500] [--commit HASH] [--argument ...] [--cpu]
 
-A row is a case of a contender with a model. Each prompt has its own seed and is sent when the one before it has ended,
-the first when the server answers. Transformers have the first case alone:
+A row is one case with one contender and one model. Each prompt has its own seed and is sent after the previous one
+ended, the first one when the server answers. Transformers run only the first case:
 
-    queue            nothing on disk
-    restart          a new server with the store that `queue` left, and no other compiled files
-    restart-lacking  the same without three regions of the diffusion model; beside stock's `restart`
-    pauses           as queue, 8 seconds before each prompt
-    free-8, free-6   as queue; so many GiB are free, and captures may hold what they may on such a card
+    queue            an empty store
+    restart          a new server with the store of `queue`, and no other compiled files
+    restart-lacking  the same without three regions of the diffusion model; compared with stock's `restart`
+    pauses           as queue, with 8 seconds before each prompt
+    free-8, free-6   as queue, with 8 or 6 GiB free and the capture budget of such a card
 
-A prompt has `seconds` from sending it to its end (`execution`: as ComfyUI says), and `clock`: from sending the row's
-first one. `tier`: 2 if no call ran originals, 1 if captures of originals were replayed, 0 at ComfyUI's own speed.
-`error`: of its latents to stock's, once both ran. `compiled_clock`: from sending the first prompt until the last
-region's code came, None if some is left. The file is written after each prompt. A later run measures the rows that are
-not complete, and needs the same `--folder` for errors and restarts.
+A prompt has `seconds` from sending it to its end (`execution`: measured by ComfyUI), and `clock`: from sending the
+row's first one. `tier`: 2 if no call ran eagerly, 1 if captures of eager code were replayed, 0 at ComfyUI's own speed.
+`error`: of its latents to stock's, once both ran. `compiled_clock`: from sending the first prompt until the last region
+was compiled, None if one is missing. The file is written after each prompt. A later run measures the rows that are not
+complete, and needs the same `--folder` for errors and restarts.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from .rig import OURS, STOCK, commit_of
 
 MODELS = {"SDXL": "sdxl", "Flux": "flux", "Z-Image": "z-image"}  # of `workloads`
 QUEUE, RESTART, LACKING, PAUSES = "queue", "restart", "restart-lacking", "pauses"
-CASES = {QUEUE: 24, RESTART: 8, LACKING: 8, PAUSES: 8, "free-8": 10, "free-6": 10}  # so many prompts, from the first
+CASES = {QUEUE: 24, RESTART: 8, LACKING: 8, PAUSES: 8, "free-8": 10, "free-6": 10}  # prompts, from the first
 PAUSE, FREE = 8.0, {"free-8": 8.0, "free-6": 6.0}  # seconds, and GiB
-START, FIRST, EACH = 20.0, 30.0, 4.0  # seconds: a server's start on a slow host, all prompts at least, each prompt
+START, FIRST, EACH = 20.0, 30.0, 4.0  # seconds on a slow host: server start, all prompts at least, each prompt
 RESTARTS, REMOVED = (RESTART, LACKING), 3
-Prompt = tuple[int, int, str]  # width, height; BATCH, LONG, LORA or nothing
+Prompt = tuple[int, int, str]  # width, height; BATCH, LONG, LORA or empty
 BATCH, LONG, LORA = "batch 2", "154 tokens", "LoRA"
-_OF_UNET = ("BasicTransformerBlock", "ResBlock", "SpatialTransformer", "UNetModel")  # how labels of its regions begin
+_OF_UNET = ("BasicTransformerBlock", "ResBlock", "SpatialTransformer", "UNetModel")  # prefixes of its regions' labels
 _SDXL = (
     (5, 1024, 1024, ""), (2, 960, 720, ""), (3, 1024, 1024, ""), (2, 1280, 1280, ""), (2, 512, 2048, ""),
     (2, 1024, 1024, BATCH), (2, 1024, 1024, LONG), (2, 1024, 1024, LORA), (2, 1024, 1024, ""), (2, 960, 720, ""),
@@ -70,7 +70,7 @@ def name_of(prompt: Prompt) -> str:
 
 
 def prompts_of(model: str, is_small: bool) -> list[Prompt]:
-    """The whole queue of a model. is_small: with an eighth of each side."""
+    """The whole queue of a model. is_small: sides an eighth as long; for transformers, their small sizes."""
     if MODELS[model] in workloads.CHECKPOINTS:
         small = 8 if is_small else 1
         kinds = [(count, (w // small // 8 * 8, h // small // 8 * 8, more)) for count, w, h, more in _SDXL]
@@ -93,7 +93,7 @@ def nodes_of(row: Row, prompt: Prompt, seed: int, files: dict[str, str], is_smal
 
 
 def tier_of(contender: str, risen: dict[str, Any]) -> int | None:
-    """Of a prompt, by its counters; None without Resolute."""
+    """The tier of a prompt, from its counters; None without Resolute."""
     if not workloads.CONTENDERS[contender].backend:
         return None
     originals, waiting, replays = risen.get("original_replays", 0), risen["waiting_calls"], risen["replays"]
@@ -103,7 +103,7 @@ def tier_of(contender: str, risen: dict[str, Any]) -> int | None:
 
 
 def compiled_clock(row: Row) -> float | None:
-    """Of a row with prompts and events (those without a text are waits); 0 where nothing had to be compiled."""
+    """The `compiled_clock` of a row with prompts and events (an event without text is a wait); 0 without compiles."""
     if row["coming"].get("regions") or not row["prompts"] or row["prompts"][-1]["tier"] != 2:
         return None
     came: list[float] = [each["at"] for each in row["events"] if each["kind"] == "compile" and each["text"]]
@@ -111,7 +111,7 @@ def compiled_clock(row: Row) -> float | None:
 
 
 def removed(store: Path) -> list[Path]:
-    """The first REMOVED files by name that hold regions of the UNet."""
+    """The first REMOVED region files of the UNet, by name."""
     files = sorted(store.glob("*/*.region"), key=lambda file: file.name)
     labels = [json.loads(file.read_bytes().partition(b"\n")[0])["label"] for file in files]
     return [file for file, label in zip(files, labels, strict=True) if label.startswith(_OF_UNET)][:REMOVED]
@@ -122,12 +122,12 @@ def key_of(row: Row) -> tuple[str, str, str]:
 
 
 def stock_key(row: Row) -> tuple[str, str, str]:
-    """Of stock's row that a row is compared with."""
+    """The key of stock's row with which a row is compared."""
     return row["model"], STOCK, RESTART if row["case"] == LACKING else row["case"]
 
 
 def line(row: Row, stock: Row | None = None) -> str:
-    """A row for people: seconds and tier of each prompt, and how many times as fast as stock they are."""
+    """A row as text for people: seconds and tier of each prompt, and the speedup over stock."""
     prompts, seconds = row["prompts"], [each["seconds"] for each in row["prompts"]]
     found = [" ".join(f"{each['seconds']:.2f}/{each['tier']}".removesuffix("/None") for each in prompts) or "no prompt"]
     theirs = [each["seconds"] for each in stock["prompts"][: len(seconds)]] if stock and stock is not row else []
@@ -141,7 +141,7 @@ def line(row: Row, stock: Row | None = None) -> str:
 
 
 class Queue:
-    """Measures one row. files: of the checkpoint and the LoRA."""
+    """Measures one row. files: the names of the checkpoint and of the LoRA."""
 
     def __init__(
         self, setup: command.Setup, options: argparse.Namespace, cells: Cells, row: Row, files: dict[str, str]
@@ -154,7 +154,7 @@ class Queue:
         self.guess = START + max(FIRST, len(self._wanted) * (EACH + self._pause))  # seconds
 
     def measure(self) -> Row:
-        """All prompts, as far as the time goes. Raises OutOfTimeError, PromptError or ServerError."""
+        """Run all prompts that fit into the time. Raises OutOfTimeError, PromptError or ServerError."""
         row, cells, options = self._row, self._cells, self._options
         has_store = self._folder.is_dir() and not cells.lacks((row["model"], row["contender"], QUEUE))
         if self._case in RESTARTS and row["contender"] != STOCK and not has_store:
@@ -187,13 +187,13 @@ class Queue:
 
     def _environment(self) -> dict[str, str | None]:
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TRITON_CACHE_DIR": None}
-        own = {"RESOLUTE_STORE": str(self._folder / "store"), "RESOLUTE_COMPILE": None}  # None: not what `rig` sets
+        own = {"RESOLUTE_STORE": str(self._folder / "store"), "RESOLUTE_COMPILE": None}  # None unsets `rig`'s value
         free = FREE.get(self._case)
         budget = {"RESOLUTE_BUDGET_MB": str(default_budget(int(free * GIB)) >> 20)} if free else {}
         return {**caches, **own, **budget, **rig.variables(self._options.environment)}
 
     def _run(self, client: Client, memory: Memory, before: int) -> None:
-        """Send each prompt when the one before it has ended. before: bytes of the device in use without the server."""
+        """Send each prompt after the previous one ended. before: bytes of the device in use without the server."""
         prompts, counters = self._row["prompts"], rig.counters(client)
         prompt, sent, unix = self._send(client, 0)
         began = sent
@@ -215,13 +215,13 @@ class Queue:
                 raise OutOfTimeError
 
     def _send(self, client: Client, number: int) -> tuple[str, float, float]:
-        """Queue a prompt. Returns its id and when it was sent: of this process's clock, and Unix time, as of events."""
+        """Queue a prompt. Returns its id and when it was sent, as monotonic time and as Unix time (as in events)."""
         time.sleep(self._pause)
         sent, unix = time.monotonic(), time.time()
         return client.queue(self._nodes[number]), sent, unix
 
     def _keep(self, client: Client, history: History, number: int) -> None:
-        """While the next prompt runs: write the row, keep latents, and note errors to stock's that are known now."""
+        """While the next prompt runs: write the row, save the latents, and compute the errors to stock known by now."""
         row, cells = self._row, self._cells
         row[PARTS] = [*map(name_of, self._wanted[number + 1 :])]
         row["peak_gib"] = max(each["device_gib"] for each in row["prompts"])
@@ -237,12 +237,12 @@ class Queue:
 
 
 def place_of(options: argparse.Namespace, row: Row, name: str) -> Path:
-    """Of what is kept of a row's model and contender."""
+    """The path of a kept file or folder for a row's model and contender."""
     return Path(options.folder / f"{row['model']}-{row['contender']}-{name}")
 
 
 def rows_of(options: argparse.Namespace, cells: Cells) -> list[Row]:
-    """The rows to measure, in order. Before a restart without the store that `queue` left, queue is measured anew."""
+    """The rows to measure, in order. If a restart lacks the store of `queue`, `queue` is measured again before it."""
     found: list[Row] = []
     contenders = sorted(options.contender or (OURS, STOCK), key=lambda each: (each == STOCK) != options.stock_first)
     for model, contender in [(model, each) for model in options.model or MODELS for each in contenders]:
@@ -286,7 +286,7 @@ def run(setup: command.Setup, options: argparse.Namespace) -> int:
     if "sdxl" in files:
         files["lora"] = f"queue-{files['sdxl']}"
         write_lora(options.models / "checkpoints" / files["sdxl"], options.models / "loras" / files["lora"], 0)
-    used_bytes()  # this process's own context is no part of what is free
+    used_bytes()  # create this process's CUDA context before free memory is measured
     for row in rows:
         queue = Queue(setup, options, cells, row, files)
         cells.measure(" ".join(key_of(row)), queue.measure, queue.guess)

@@ -12,7 +12,7 @@ RANK = 8
 
 
 def write_lora(checkpoint: Path, out: Path, seed: int) -> None:
-    """A random LoRA of RANK for every attention projection and every residual block; nothing if the file is there."""
+    """Write a random LoRA of rank RANK for attention projections and residual blocks, unless the file exists."""
     if out.is_file():
         return
     noise, tensors = torch.Generator().manual_seed(seed), {}

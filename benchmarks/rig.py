@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks that drive a ComfyUI: server, prompts, latents, counters, files of results."""
+"""Shared code of the benchmarks that drive a ComfyUI server: prompts, latents, counters, result files."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from scripts.setup import command
 OURS, STOCK = "resolute", "stock"
 STEPS = 20
 TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
-COMING = 120.0  # seconds that code may take to come behind a server's first prompts
-NO_GAIN = "is not captured, since that"  # of the pack's log: the GPU is busy all the time without a capture
+COMING = 120.0  # seconds that background compiles may take after a server's first prompts
+NO_GAIN = "is not captured, since that"  # in the pack's log: the GPU is always busy even without a capture
 
 Size = tuple[int, int, int, str]  # width, height, batch, text
 
 
 def server(setup: command.Setup, folder: Path, arguments: list[str], **settings: Any) -> ComfyServer:
-    """A server on CUDA with Resolute and the test nodes. settings: of ComfyServer; `packs` come in addition."""
+    """A CUDA server with Resolute and the test nodes. settings: of ComfyServer; its `packs` are added to ours."""
     packs = {"resolute": ROOT, "resolute-test-pack": ROOT / "tests" / "pack", **settings.pop("packs", {})}
     settings = {"models": generated.folder(), "cpu": False, "arguments": arguments, **settings}
-    waits = {"RESOLUTE_COMPILE": "before"}  # what is timed is compiled
+    waits = {"RESOLUTE_COMPILE": "before"}  # compile first, so that timed calls are compiled
     settings["environment"] = {**waits, **(settings.get("environment") or {})}
     return ComfyServer(setup.python, setup.comfyui, folder, packs=packs, **settings)
 
@@ -46,7 +46,7 @@ def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
 def sampled(
     nodes: Mapping[str, Any], model: list[Any], seed: int, steps: int, cfg: float, scheduler: str = "normal"
 ) -> dict[str, Any]:
-    """The nodes with a sampler of their prompts and latent, and with its latents saved."""
+    """The nodes, plus a sampler of their conditioning and latent, and a node that saves its latents."""
     sampler = node(
         "KSampler", model=model, seed=seed, steps=steps, cfg=cfg, sampler_name="euler", scheduler=scheduler,
         positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0], denoise=1.0,
@@ -56,7 +56,7 @@ def sampled(
 
 
 def prompt(checkpoint: str, size: Size, steps: int = STEPS, seed: int = 1) -> dict[str, Any]:
-    """Stock's text to image with a checkpoint."""
+    """A stock text-to-image prompt with a checkpoint."""
     width, height, batch, text = size
     nodes: dict[str, Any] = {
         "load": node("CheckpointLoaderSimple", ckpt_name=checkpoint),
@@ -69,7 +69,7 @@ def prompt(checkpoint: str, size: Size, steps: int = STEPS, seed: int = 1) -> di
 
 
 def decoded(sampler: str, vae: list[Any]) -> dict[str, Any]:
-    """Nodes that decode what a sampler made, and save it."""
+    """Nodes that decode a sampler's latents and save the images."""
     return {
         "decode": node("VAEDecode", samples=[sampler, 0], vae=vae),
         "save": node("SaveImage", images=["decode", 0], filename_prefix="images"),
@@ -87,7 +87,7 @@ def with_model_node(nodes: dict[str, Any], name: str, kind: str, /, **inputs: An
 
 
 def compiled(nodes: dict[str, Any], backend: str) -> dict[str, Any]:
-    """The prompt with Resolute's nodes, which are all that differs from stock's."""
+    """The prompt with Resolute's nodes added, the only difference to stock's."""
     nodes = with_model_node(nodes, "compile", "ResoluteCompileModel", backend=backend)
     decodes = [each for each in nodes.values() if each["class_type"] == "VAEDecode"]
     if decodes:
@@ -108,15 +108,15 @@ def counters(client: Client) -> dict[str, Any]:
 
 
 def rise(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """By how much each counter rose; bypasses by their codes, without those that did not."""
+    """The increase of each counter; bypasses by code, without codes that did not increase."""
     codes = {code: count - before["bypasses"].get(code, 0) for code, count in after["bypasses"].items()}
     risen = {name: after[name] - before[name] for name in after if name != "bypasses"}
     return {**risen, "bypasses": {code: count for code, count in codes.items() if count}}
 
 
 def until_compiled(client: Client, seconds: float) -> dict[str, Any]:
-    """Wait until no code is coming and no region was compiled for some seconds, at most `seconds`. Returns for how
-    long.
+    """Wait, for at most `seconds`, until no compile is pending and none has ended for some seconds. Returns the
+    `waited_seconds` and the counter `region_compiles`.
     """
     began = since = time.monotonic()
     compiles = None
@@ -138,7 +138,7 @@ def latents(client: Client, history: History) -> Any:
 
 
 def error(found: Any, reference: Any) -> float:
-    """The relative error of latents."""
+    """The relative error of latents, by norm."""
     return float(numpy.linalg.norm(found - reference) / numpy.linalg.norm(reference))
 
 
@@ -156,7 +156,7 @@ def now() -> str:
 
 
 def gpu() -> str | None:
-    """Its name, driver and memory, as NVIDIA's tool says them; None without the tool."""
+    """The GPU's name, driver and memory, as nvidia-smi prints them; None without nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     if shutil.which(query[0]) is None:
         return None
@@ -164,7 +164,7 @@ def gpu() -> str | None:
 
 
 def environment(running: ComfyServer) -> dict[str, Any]:
-    """When and on what a result was measured."""
+    """The date, GPU and software with which a result was measured."""
     stats = running.client.get("/system_stats")
     return {
         "date": now(),
@@ -175,7 +175,7 @@ def environment(running: ComfyServer) -> dict[str, Any]:
 
 
 def commit_of(folder: Path, given: str | None) -> dict[str, Any]:
-    """The commit of a checkout, and whether files differ from it. given: what the caller knows; it comes first."""
+    """The commit of a checkout, and if files differ from it. given: the commit by the caller; it takes precedence."""
 
     def git(*arguments: str) -> str | None:
         if shutil.which("git") is None:
@@ -184,7 +184,7 @@ def commit_of(folder: Path, given: str | None) -> dict[str, Any]:
         return done.stdout.strip() if done.returncode == 0 else None
 
     top = git("rev-parse", "--show-toplevel")
-    is_own = top is not None and Path(top).resolve() == folder.resolve()  # and not a repository around it
+    is_own = top is not None and Path(top).resolve() == folder.resolve()  # not an enclosing repository
     found, changes = (git("rev-parse", "HEAD"), git("status", "--porcelain")) if is_own else (None, None)
     dirty = None if changes is None or (given and given != found) else bool(changes)
     return {"commit": given or found or "unknown", "is_dirty": dirty}
@@ -196,7 +196,7 @@ def without_paths(arguments: list[str]) -> list[str]:
 
 
 def save(out: Path | None, result: Mapping[str, Any]) -> None:
-    """Write what was measured so far, so that an interrupted run has results. A file is never half written."""
+    """Write the results so far, so that an interrupted run keeps them. The write is atomic."""
     if out:
         partial = out.with_name(f"{out.name}.partial")
         partial.write_text(json.dumps(result, indent=1) + "\n", "utf-8")

@@ -1,21 +1,21 @@
-"""The smoke run for a GPU: in four minutes, whether what is submitted is right and quick, beside stock ComfyUI.
+"""The smoke run for a GPU: checks in four minutes that this code is correct and fast, compared with stock ComfyUI.
 
     python -m benchmarks.smoke --out FILE [--bundle FILE] [--folder FOLDER] [--models FOLDER] [--seconds 280]
                                [--commit HASH] [--argument ...] [--cpu]
     python -m benchmarks.smoke --page FILE
 
-Three servers, one after the other: Resolute with nothing on disk, eight prompts back to back, and a step of Flux in
-bf16 and in scaled fp8; Resolute after that restart, with sizes, a batch, a LoRA, decodes, Flux, and an unload; stock
-ComfyUI with the same prompts. Before the first server ends the run waits, at most 120 s, until no code is coming any
-more: that is no part of a row, and in the second server all rows run compiled. Stock gets a server of its own, so that
-no capture takes memory from it; its first prompt counts in two rows. It comes last: a run that is cut says something
-about Resolute. `benchmarks.smoke_checks` has the bounds. A size has a prompt of one step, another one, and a whole one:
-the first is longer by what a new size waits, and a step takes (whole - second) / (steps - 1). A figure is one prompt's.
+Three servers, one after the other: Resolute with an empty store, eight prompts back to back, and a step of Flux in bf16
+and in scaled fp8; Resolute after that restart, with sizes, a batch, a LoRA, decodes, Flux, and an unload; stock ComfyUI
+with the same prompts. Before the first server ends, the run waits at most 120 s until no compile is pending: no row
+counts that time, and in the second server all rows run compiled. Stock has its own server, so that captures take no
+memory from it; its first prompt counts in two rows. Stock comes last, so that an interrupted run has Resolute's
+results. `benchmarks.smoke_checks` has the bounds. A size has two prompts of one step and a whole one: the first is
+longer by the wait for a new size, and a step takes (whole - second) / (steps - 1). Each figure is of a single prompt.
 
-`--bundle FILE` carries compiled regions: those in the file are imported before the first server starts, so that
-nothing may compile, and all that the run has are written into it. The clock of `--seconds` starts when models and
-bundle are in place; what cannot fit is left out and never passes. The file is written after each row, and anew by each
-run. The exit code is 0 if every check passed. `--commit` names the code where git does not know it. `--page` writes
+`--bundle FILE` carries compiled regions: the run imports the file's regions before the first server starts, so that
+nothing may compile, and writes all its regions back. The clock of `--seconds` starts when models and bundle are ready;
+rows that cannot fit are left out and never pass. The file is rewritten by each run, after each row.
+The exit code is 0 if every check passed. `--commit` names the code where git does not know it. `--page` writes
 the table of docs/measured.md from a result. Needs CUDA and the environment of `scripts/test` (without a network, set
 RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu` runs all prompts with small models, and judges counters and errors only.
 """
@@ -48,13 +48,13 @@ from .smoke_rows import BEHIND, COLD, QUEUE, RESTART, UNLOAD, Row, prompt, rows
 from .smoke_setup import import_bundle, make_models
 
 SECONDS = 280
-STILL = 4.0  # seconds in which memory has to stay the same: unloading waits for other things in between
-PAUSE = 5.0  # seconds between a server's start and its first prompt, as a browser needs; none with nothing on disk
+STILL = 4.0  # seconds without a change of memory that end an unload, which pauses in between
+PAUSE = 5.0  # seconds from a server's start to its first prompt, as with a browser; none with an empty store
 _START = 18.0  # seconds for a server's start and the pause, on a slow host
 
 
 class Smoke:
-    """One run. `result` is what the file gets."""
+    """One run. `result` is the content of the file."""
 
     def __init__(self, options: argparse.Namespace, setup: command.Setup, folder: Path, models: Path) -> None:
         self._options, self._setup, self._folder, self._models = options, setup, folder, models
@@ -71,7 +71,7 @@ class Smoke:
         }  # fmt: skip
 
     def prepare(self) -> None:
-        """Make the models, and import the bundle. Not a part of the run's time."""
+        """Make the models, and import the bundle. This does not count in the run's time."""
         started = time.monotonic()
         self._files = make_models(self._setup, self._models, self._options.cpu)
         bundle = self._options.bundle
@@ -81,7 +81,7 @@ class Smoke:
         self.result["prepare_seconds"] = round(time.monotonic() - started, 1)
 
     def run(self) -> None:
-        """All servers. Raises nothing for a prompt or a server that fails."""
+        """Run all servers. Records a failed prompt or server in `result` and raises nothing for it."""
         self._deadline = time.monotonic() + self._options.seconds
         all_rows = rows(self._options.cpu)
         behind = [row for row in all_rows if row.kind in BEHIND]
@@ -99,7 +99,7 @@ class Smoke:
         if self._left() < _START + _seconds(wanted[0], contender):
             self._leave([f"{name}: {row.name}" for row in wanted])
             return
-        # No kernels of an earlier server: a restart finds only what the store keeps.
+        # Delete the kernels of earlier servers: a restart must load everything from the store.
         shutil.rmtree(self._folder / "inductor", ignore_errors=True)
         started = time.monotonic()
         with self._server(name, contender) as server:
@@ -119,7 +119,7 @@ class Smoke:
                 self.result["servers"][name] |= server.client.get("/resolute/events") if _answers(server) else {}
 
     def _server(self, name: str, contender: str = OURS) -> ComfyServer:
-        """Stock has no store, or the pack would load regions beside its prompts."""
+        """Stock's server has no store, or the pack would load regions during its prompts."""
         store = str(self.store) if contender == OURS else "0"
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TRITON_CACHE_DIR": None}
         return rig.server(
@@ -130,7 +130,7 @@ class Smoke:
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def _measure(self, server: ComfyServer, row: Row, contender: str, name: str) -> None:
-        """Fill in a row as far as the time goes, write it, and print what is known of it."""
+        """Measure a row as far as the time allows, write it, and print its new checks."""
         if self._left() < _seconds(row, contender):
             self._leave([f"{name}: {row.name}"])
             return
@@ -154,14 +154,14 @@ class Smoke:
 
     def _prompts(self, server: ComfyServer, row: Row, contender: str, place: dict[str, Any]) -> None:
         done = place[contender]["prompts"]
-        if row.kind == RESTART and contender == STOCK:  # a server has one first prompt: it was that of QUEUE
+        if row.kind == RESTART and contender == STOCK:  # reuse QUEUE's: a server has only one first prompt
             queue = next(each for each in self.result["rows"] if each["kind"] == QUEUE)
             done += queue.get(STOCK, {}).get("prompts", [])[:1]
         for number, count in [*enumerate(row.counts)][len(done) :]:
             left = self._left()
             if left < 1:
                 raise OutOfTimeError
-            seed = 1 + number + (100 if row.kind == QUEUE else 0)  # of no other row
+            seed = 1 + number + (100 if row.kind == QUEUE else 0)  # that no other row uses
             nodes = prompt(row.at(number), contender, count, seed, self._files, self._options.cpu)
             before, without_gain = rig.counters(server.client), server.log().count(rig.NO_GAIN)
             try:
@@ -180,14 +180,14 @@ class Smoke:
                 self._compare(place, (row.name, number), name, contender, rig.latents(server.client, history))
 
     def _compare(self, place: dict[str, Any], key: tuple[str, int], name: str, contender: str, latents: Any) -> None:
-        """Keep Resolute's latents of a prompt; note how far they are from stock's of the same prompt, under a name."""
+        """Keep Resolute's latents of a prompt; for stock's, write the error between both into the row, under `name`."""
         if contender == OURS:
             self._latents[key] = latents
         elif key in self._latents:
             place.setdefault("errors", {})[name] = rig.error(self._latents[key], latents)
 
     def _give_back(self, server: ComfyServer) -> dict[str, Any]:
-        """Unload all models, wait until the memory in use stays the same, and return what is still held."""
+        """Unload all models, wait until the memory in use is stable, and return the memory that is still in use."""
         server.client.post("/free", {"unload_models": True})
         used, seconds = settled_bytes(STILL)
         given_back = {"after_unload_gib": round((used - self._before) / GIB, 3), "seconds": round(seconds, 1)}
@@ -256,7 +256,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
-    """One run in a folder, of which only the models are kept. Returns the exit code."""
+    """One run in a folder; deletes all old content except the models. Returns the exit code."""
     for name in ("store", "inductor", "cold", "restart", "stock"):
         shutil.rmtree(folder / name, ignore_errors=True)
     models = (options.models or folder / "models").resolve()

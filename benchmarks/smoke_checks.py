@@ -1,4 +1,4 @@
-"""The bounds of `benchmarks.smoke`, its table, and that of docs/measured.md. All are made from a result file alone."""
+"""The bounds and the table of `benchmarks.smoke`, and the table of docs/measured.md, from a result file alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MORE_WAIT, AIM = 1.0, 0.2  # seconds that a new size or a LoRA may wait beyond s
 MORE_RESTART = 2.0  # seconds beyond stock's
 STEP, DECODED, SECOND = 0.8, 1.0, 0.55  # times stock's; SECOND: the second prompt with nothing on disk
 MORE_GIB = 0.5  # after Unload beyond stock's; 0.2 in 2026-11-23-h200-small-cards.json
-# Latents against stock's: 1.5 times the largest that result files have. SDXL after 20 steps 1.8e-3, with LoRAs
+# Errors of latents to stock's: 1.5 times the largest error in result files. SDXL after 20 steps 1.8e-3, with LoRAs
 # (2026-11-22-h200-dynamic-vram.json); Flux after 10 steps 1.6e-3 (2026-11-23-h200-families-by-shape.json), in fp8 after
 # one step 4.2e-3 (2026-11-24-h200-quantized-latest.json).
 ERRORS = {SDXL: 1.5 * 1.8e-3, FLUX: 1.5 * 1.6e-3, FP8: 1.5 * 4.2e-3}
 ERROR_ON_CPU = 1e-4  # float32 there; 5e-6 was seen
-ONE_STEP = {FP8}  # whose errors are those after one step
+ONE_STEP = {FP8}  # models whose errors are measured after one step
 PAGE = ROOT / "docs" / "measured.md"
 BEGIN, END = "<!-- benchmarks.smoke -->", "<!-- end of benchmarks.smoke -->"
 
@@ -31,7 +31,7 @@ Entry = Mapping[str, Any]
 
 
 class Check(NamedTuple):
-    """value and bound: None where one is missing. note: what a number does not say."""
+    """value, bound: None if missing. note: a remark on the figure."""
 
     row: str
     figure: str
@@ -42,10 +42,10 @@ class Check(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Of a contender in a row; None for what was not measured.
+    """The figures of a contender in a row; None if not measured.
 
-    first_s: of the first prompt. wait_s: by how much it was longer than the second. whole_s: of the last prompt.
-    ms: of a step or a decode.
+    first_s: seconds of the first prompt. wait_s: its seconds minus the second's. whole_s: seconds of the last prompt.
+    ms: milliseconds of a step or a decode.
     """
 
     first_s: float | None = None
@@ -65,7 +65,7 @@ def figures(row: Entry, contender: str) -> Figures:
 
 
 def checks_of(result: Mapping[str, Any]) -> list[Check]:
-    """All checks, also of rows that did not run. On a CPU only counters and errors."""
+    """All checks, including those of rows that did not run. On a CPU only counters and errors are checked."""
     return [check for row in result["rows"] for check in row_checks(row, result)]
 
 
@@ -107,7 +107,7 @@ def _counted(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
     calls = sum(row["counts"]) + row["decodes"] * len(row["counts"])
     compiled = total["replays"] - total["original_replays"]
     known, eager = compiled + total["graph_calls"], total["eager_calls"]
-    if row["kind"] in BEHIND:  # originals are right where their code is coming
+    if row["kind"] in BEHIND:  # eager calls are correct while code compiles
         known, eager = known + total["original_replays"] + total["waiting_calls"], eager - total["waiting_calls"]
     yield check("forwards outside Resolute", abs(calls - known) + eager, 0, f"of {calls}")
     if row["kind"] in (RESTART, SIZE, START):
@@ -121,8 +121,8 @@ def _counted(row: Entry, result: Mapping[str, Any]) -> Iterator[Check]:
         return
     yield check("captures", total["captures"], row["most"])
     if row["kind"] != DECODE:
-        # Where the host is quick, a capture gains nothing and is not made: these calls need no replay. Of decoders that
-        # is known; of a model the pack's log says it.
+        # On a fast host a capture gains nothing and is not made, so these calls need no replay. For decoders that is
+        # known; for a model the pack logs it.
         without_gain = any(each.get("without_gain") for each in prompts)
         most = calls if without_gain else row["new"] + row["decodes"] * len(row["counts"])
         yield check("forwards not replayed", calls - compiled, most, f"of {calls}" + ", without gain" * without_gain)
@@ -148,7 +148,7 @@ def _timed(row: Entry) -> Iterator[Check]:
 
 
 def _queued(row: Entry) -> Iterator[Check]:
-    """The second prompt, and the one that is longest beside stock's of the same number."""
+    """Checks of the second prompt, and of the largest excess of a prompt over stock's with the same number."""
     ours, stock = ([each["seconds"] for each in row.get(by, {}).get("prompts", [])] for by in (OURS, STOCK))
     bound = SECOND * stock[1] if len(stock) > 1 else None
     yield _check(row, "second prompt, s", ours[1] if len(ours) > 1 else None, bound, note=f"{SECOND} of stock's")
@@ -158,7 +158,7 @@ def _queued(row: Entry) -> Iterator[Check]:
 
 
 def _beyond(row: Entry, figure: str, ours: float | None, stock: float | None, more: float, note: str) -> Check:
-    """At most stock's and `more`. Below `more` alone it passes, whatever stock takes."""
+    """The bound is stock's value plus `more`. Without stock's value, a figure up to `more` passes."""
     if stock is None and ours is not None and ours <= more:
         return Check(row["row"], figure, ours, more, PASS, "whatever stock's")
     bound = None if stock is None else max(stock, 0.0) + more
@@ -166,7 +166,7 @@ def _beyond(row: Entry, figure: str, ours: float | None, stock: float | None, mo
 
 
 def _wait(row: Entry, ours: float | None, stock: float | None) -> Check:
-    """As `_beyond`. Without stock it fails if the cache alone stalled the prompt for longer than `MORE_WAIT`."""
+    """As `_beyond`. Without stock's value it fails if the cache alone stalled the prompt longer than `MORE_WAIT`."""
     figure = "first prompt waits, s"
     if stock is None and ours is not None:
         stalled = row[OURS]["prompts"][0]["counters"]["stall_seconds"]
@@ -184,7 +184,7 @@ def _unload(row: Entry) -> Check:
 def _check(
     row: Entry, figure: str, value: float | None, bound: float | None, note: str = "", is_least: bool = False
 ) -> Check:
-    """is_least: the bound is the least that passes, not the most."""
+    """is_least: the bound is a minimum, not a maximum."""
     verdict = NOT_RUN
     if value is not None and bound is not None:
         verdict = PASS if (value >= bound if is_least else value <= bound) else FAIL
@@ -232,7 +232,7 @@ def page_table(result: Mapping[str, Any], name: str) -> str:
 
 
 def missed(checks: list[Check]) -> list[str]:
-    """Lines about the checks that did not pass; empty if all did."""
+    """Lines about checks that did not pass; empty if all passed."""
     wrong = [each for each in checks if each.verdict != PASS]
     if not wrong:
         return []
@@ -241,7 +241,7 @@ def missed(checks: list[Check]) -> list[str]:
 
 
 def _page_rows(row: Entry) -> Iterator[str]:
-    """Nothing for a row that one of the two lacks."""
+    """The lines of a row; none if Resolute or stock lacks its figures."""
     ours, stock, name = figures(row, OURS), figures(row, STOCK), row["row"].removesuffix(", restart")
     if row["kind"] == QUEUE and len(row.get(STOCK, {}).get("prompts", [])) > 1:
         both = (row[each]["prompts"][1]["seconds"] for each in (STOCK, OURS))

@@ -1,4 +1,4 @@
-"""The rows of `benchmarks.smoke`: what each runs, how many forwards it makes, and how long it takes."""
+"""The rows of `benchmarks.smoke`: the prompts of each, its number of forwards, and its expected seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rig import STEPS, node
 SDXL, FLUX, FP8 = "SDXL", "Flux", "Flux fp8"
 QUEUE, COLD, RESTART, SIZE, LORA = "queue", "cold", "restart", "size", "lora"
 DECODE, START, UNLOAD = "decode", "start", "unload"
-BEHIND = (QUEUE, COLD)  # with nothing on disk: code comes meanwhile
+BEHIND = (QUEUE, COLD)  # with an empty store: code compiles in the background
 FORMS = {FLUX: "", FP8: "fp8-scaled"}
 DECODES = 8  # in the longest prompt of the row of decodes
 
@@ -21,10 +21,10 @@ Size = tuple[int, int, int]  # width, height, batch
 
 @dataclass(frozen=True)
 class Row:
-    """kind: decides what is checked. counts: steps of each prompt, or its decodes. decodes: beside them, in a prompt.
-    new: calls of the diffusion model that come before its first replay. most: captures that may be made.
-    seconds: how long Resolute takes, and stock, on a slow host; `--seconds` leaves out what cannot fit. sizes: of each
-    prompt, where they differ.
+    """kind: decides the checks. counts: steps (or decodes) of each prompt. decodes: further decodes in each prompt.
+    new: calls of the diffusion model before its first replay. most: the largest number of captures.
+    seconds: of Resolute and of stock on a slow host; a row that does not fit into `--seconds` is left out. sizes: of
+    each prompt, if they differ.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Row:
         return replace(self, size=self.sizes[number]) if self.sizes else self
 
     def about(self) -> dict[str, Any]:
-        """The row as the result file has it, before it is measured."""
+        """The row's entry in the result file before it is measured."""
         found = asdict(self) | {"row": self.name}
         return {
             key: found[key] for key in ("row", "kind", "model", "size", "sizes", "counts", "decodes", "new", "most")
@@ -51,9 +51,9 @@ class Row:
 
 
 def rows(is_small: bool) -> list[Row]:
-    """In the order of a run. Those of BEHIND are measured in a server of their own, with nothing on disk.
+    """The rows in the order of a run. The rows of BEHIND are measured in their own server, with an empty store.
 
-    The seconds of a slow host (stock: 136 to 220 ms for a step of SDXL), without waiting for code:
+    The seconds of a slow host (stock: 136 to 220 ms for a step of SDXL), without waits for compiles:
 
         server   start and pause  SDXL  Flux  fp8  unload  sum
         cold                  18    40     6    6           70
@@ -85,7 +85,7 @@ def _text(size: Size) -> str:
 
 
 def prompt(row: Row, contender: str, count: int, seed: int, files: dict[str, str], is_small: bool) -> dict[str, Any]:
-    """One prompt of a row. files: of "checkpoint" and "lora"."""
+    """One prompt of a row. files: the file names of "checkpoint" and "lora"."""
     size = (*row.size, "a lighthouse")
     if row.model in FORMS:
         made = workloads.transformer("flux", family("flux", is_small), size, count, seed, FORMS[row.model])
@@ -99,8 +99,8 @@ def prompt(row: Row, contender: str, count: int, seed: int, files: dict[str, str
 
 
 def _decodes(checkpoint: str, size: Size, count: int, seed: int) -> dict[str, Any]:
-    """So many decodes of latents that differ, so that ComfyUI finds none in its cache. The pictures are made small
-    before they are saved: PNG would take longer than the decode.
+    """A prompt of `count` decodes. The latents differ, so that ComfyUI's cache has none of them. The pictures are
+    downscaled before they are saved: PNG would take longer than the decode.
     """
     width, height, batch = size
     nodes: dict[str, Any] = {

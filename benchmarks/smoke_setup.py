@@ -1,4 +1,4 @@
-"""Make what `benchmarks.smoke` needs before its clock starts: models, a bundle's regions."""
+"""Prepare `benchmarks.smoke` before its clock starts: make the models, import a bundle's regions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .smoke_rows import FORMS
 
 
 def make_models(setup: command.Setup, models: Path, is_small: bool) -> dict[str, str]:
-    """Make what is missing of SDXL, its LoRA, and Flux in both formats. Returns the files' names that prompts need."""
+    """Make the missing files of SDXL, its LoRA, and Flux in both formats. Returns the file names for prompts."""
     from .random_lora import write_lora
 
     names = ["sdxl", *(f"flux:{form}" if form else "flux" for form in FORMS.values())]
@@ -26,8 +26,8 @@ def make_models(setup: command.Setup, models: Path, is_small: bool) -> dict[str,
 
 
 def import_bundle(file: Path, server: ComfyServer, store: Path) -> dict[str, Any]:
-    """Import a bundle into a store with the command of people, for a server like this one. The command refuses a bundle
-    of other code; then the run is cold.
+    """Import a bundle into a store with the user's command `scripts/bundle`, for a server like this one. The command
+    refuses a bundle of other code; the run is then cold.
     """
     given = [*(CPU_ARGUMENTS if server.cpu else ()), *server.arguments, "--base-directory", str(server.folder)]
     arguments = ["import", str(file), "--yes", "--comfyui", str(server.comfyui), "--store", str(store), "--", *given]

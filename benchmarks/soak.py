@@ -4,14 +4,14 @@
                               [--steps 6] [--every 25] [--shapes 40] [--seconds 500] [--contender stock]
                               [--folder FOLDER] [--argument ...] [--cpu]
 
-Two checkpoints (SDXL and SD1.5, random weights), sizes and batches of a trace that a seed draws, and LoRAs that come
-and go. After each prompt it reads the memory in use on the device and in the server's process. Slopes are of the second
-half, in MiB for each 100 prompts, with their standard errors; each checkpoint has a level of its own. ComfyUI keeps
-results of nodes, so the host's slope says something beside that of `--contender stock`. Every so many prompts
-(`--every`) one runs again with stock ComfyUI and the same seed, and the latents are compared. The default budget holds
-about a tenth of the captures. It is one server's run, so a later one begins anew; it ends with what there is when
-`--seconds` are over. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and
-COMFYUI_PATH). `--cpu` checks the script with a small model and no LoRA.
+Two checkpoints (SDXL and SD1.5, random weights), sizes and batches of a seeded random trace, and LoRAs that are added
+and removed. After each prompt it reads the memory in use on the device and in the server's process. Slopes are of the
+second half, in MiB per 100 prompts, with standard errors; each checkpoint has its own level. ComfyUI caches results of
+nodes, so compare the host's slope with that of `--contender stock`. One prompt in `--every` runs again with stock
+ComfyUI and the same seed, and the latents are compared. The default budget is enough for about a tenth of the captures.
+All prompts run in one server, so a later run starts over; when `--seconds` are over, the run ends with its results so
+far. Needs CUDA and the environment of `scripts/test` (without a network, set RESOLUTE_PYTHON and COMFYUI_PATH). `--cpu`
+checks the script with a small model and no LoRA.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LORAS = "ab"  # as a trace names them
 
 
 def slope(values: Sequence[float], kinds: Sequence[str]) -> tuple[float, float]:
-    """The rise of values for each 100 steps, and its standard error, by least squares with a level for each kind."""
+    """The slope of values per 100 steps, and its standard error, by least squares with a level for each kind."""
     x, y = numpy.arange(len(values)) / 100, numpy.asarray(values, numpy.float64)
     for kind in set(kinds):
         mine = numpy.asarray(kinds) == kind
@@ -59,7 +59,7 @@ def slope(values: Sequence[float], kinds: Sequence[str]) -> tuple[float, float]:
 
 
 def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str, Any]:
-    """The result of a run. first_of: numbers of the prompts that may compile, the first of each kind."""
+    """The result of a run. first_of: the numbers of the prompts that may compile: the first of each kind."""
     half = rows[len(rows) // 2 :]
     found: dict[str, Any] = {"prompts": len(rows)}
     for name in ("device_mib", "host_mib"):
@@ -75,7 +75,7 @@ def summary(rows: Sequence[dict[str, Any]], first_of: Sequence[int]) -> dict[str
 
 
 def run(client: Client, visit: Visit, contender: str, steps: int, files: dict[str, str]) -> dict[str, Any]:
-    """One prompt: its seconds, its latents, and by how much the counters rose."""
+    """Run one prompt. Returns its seconds, its latents, and the increase of the counters."""
     size = (visit.width, visit.height, visit.batch, "a lighthouse")
     nodes = rig.prompt(files[visit.kind], size, steps, visit.seed)
     if visit.lora:
@@ -109,7 +109,7 @@ def measure(
         visit = replace(visit, lora="") if options.cpu else visit
         try:
             found = run(server.client, visit, options.contender, options.steps, files)
-        except PromptError as error:  # a finding; the server goes on
+        except PromptError as error:  # record it as a result; the server keeps running
             yield {**asdict(visit), "failed": str(error)[:500]}
             continue
         latents = found.pop("latents")
@@ -162,14 +162,14 @@ def main() -> int:
     result |= {"budget_mib": options.budget_mb, "is_cpu": options.cpu}
     rows: list[dict[str, Any]] = []
     errors = result["errors"] = list[dict[str, Any]]()
-    used_bytes()  # this process's own context counts in every measurement alike
+    used_bytes()  # create this process's CUDA context, which then counts in each measurement
     with small_card(options.free), server:
         result |= rig.environment(server)
         try:
             for row in measure(server, {kind: path.name for kind, path in paths.items()}, options, deadline):
                 (errors if "failed" in row else rows).append(row)
                 keep(options.out, result, rows)
-        finally:  # an interrupted run has results, too
+        finally:  # an interrupted run keeps its results
             keep(options.out, result, rows)
     print(json.dumps(result["summary"], indent=1), *(error["failed"] for error in errors), sep="\n")
     return 0

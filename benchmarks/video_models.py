@@ -40,11 +40,11 @@ _COSMOS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Vae:
-    """kind: core's class of the first_stage_model. settings: of it, as core's loader has them.
+    """kind: core's class of the first_stage_model. settings: its arguments in core's loader.
 
-    narrow: classes that this VAE is made of, with settings that make it small, which core's loader fixes. Only Wan
-        2.1's width is read from the weights, so a server on the CPU can load it.
-    known_by: tensors of its file that core looks for, and does not load.
+    narrow: the VAE's classes, with settings that make it small and that core's loader fixes otherwise. Core reads only
+        Wan 2.1's width from the weights, so a server on the CPU can load that one.
+    known_by: tensors in its file by which core recognises it, and which core does not load.
     """
 
     kind: str
@@ -62,7 +62,7 @@ VAES = {
     ),
     "ltx": Vae(
         f"{_LTX}.VideoVAE",
-        {"version": 2},  # which core tells by the width
+        {"version": 2},  # core derives it from the width
         {f"{_LTX}.VideoVAE": {"version": 2}, **{f"{_LTX}.{part}": {"base_channels": 16} for part in _BOTH}},
     ),
     "hunyuan": Vae(
@@ -94,15 +94,15 @@ VAES = {
 
 
 def weights_of(name: str, is_small: bool) -> dict[str, Any]:
-    """Random weights that keep a signal's variance. is_small: of the narrow VAE."""
+    """Random weights that preserve the variance of activations. is_small: of the narrow VAE."""
     torch.manual_seed(0)
-    with _narrow(name, is_small):  # on the CPU, where core leaves weights as they come: Cosmos' reads numbers
+    with _narrow(name, is_small):  # on the CPU: Cosmos' init reads numbers, core leaves weights uninitialised
         weights = _kind(VAES[name].kind)(**VAES[name].settings).state_dict()
     return {key: _random(key, weight.shape) for key, weight in (weights | VAES[name].known_by).items()}
 
 
 def loaded_vae(name: str, is_small: bool) -> Any:
-    """A comfy.sd.VAE that core finds out from random weights."""
+    """A comfy.sd.VAE, whose class core detects from random weights."""
     import comfy.sd
 
     weights = weights_of(name, is_small)
@@ -119,7 +119,7 @@ def _random(name: str, shape: Any) -> Any:
 
 @contextlib.contextmanager
 def _narrow(name: str, is_small: bool) -> Iterator[None]:
-    """Inside, core makes the VAE with fewer channels."""
+    """Inside, core builds the VAE with fewer channels if `is_small`."""
     with contextlib.ExitStack() as patched:
         for path, settings in VAES[name].narrow.items() if is_small else ():
             patched.enter_context(mock.patch(path, _with(_kind(path), settings)))

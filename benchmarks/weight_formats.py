@@ -1,4 +1,4 @@
-"""Formats of weights for models of `benchmarks.family_models`, and the files in them."""
+"""Weight formats for models of `benchmarks.family_models`, and their files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FORMATS = {
 
 
 def file_of(name: str, form: str = "") -> str:
-    """form: of `FORMATS`; empty for bf16."""
+    """The file name of a model. form: a key of `FORMATS`; empty for bf16."""
     return f"resolute-random-{name}{form and '-'}{form}.safetensors"
 
 
 def is_of_block(key: str, weight: Any) -> bool:
-    """A matrix of a block, which is what files in a format have in it."""
+    """True for a matrix of a block: quantized files have only these in their format."""
     return bool(weight.ndim == 2 and ("blocks." in key or "layers." in key))
 
 
 def save(weights: Mapping[str, Any], form: str, out: Path) -> None:
-    """Write the weights in a format; matrices that it cannot hold stay as they are."""
+    """Write the weights in a format, or unchanged if empty. Matrices that do not fit the format keep their dtype."""
     import safetensors.torch
 
     stored = weights if not form else in_format(weights, FORMATS[form])
@@ -41,7 +41,7 @@ def save(weights: Mapping[str, Any], form: str, out: Path) -> None:
 
 
 def in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
-    """The weights with the matrices of the blocks in a format; matrices that it cannot hold stay as they are."""
+    """The weights, with the blocks' matrices in a format. Matrices that do not fit the format keep their dtype."""
     import torch
 
     quant_ops = importlib.import_module("comfy.quant_ops")
@@ -52,7 +52,7 @@ def in_format(weights: Mapping[str, Any], form: Format) -> dict[str, Any]:
         layout = quant_ops.QUANT_ALGOS[form.core]["comfy_tensor_layout"]
         try:
             parts = quant_ops.QuantizedTensor.from_float(weight, layout, **form.arguments).state_dict(key)
-        except ValueError:  # a width that its groups do not divide
+        except ValueError:  # a width that is no multiple of the format's groups
             continue
         about = json.dumps({"format": form.core}).encode()
         made.update(parts)

@@ -1,7 +1,7 @@
-"""The work that benchmarks give a server: models, contenders, and the prompt of each.
+"""The workloads of benchmarks: models, contenders, and the prompt of each.
 
-A model is SDXL or a transformer of `family_models` (flux, or flux:fp8-scaled in a format). A contender is what is put
-between a model and its samplers: nothing else differs.
+A model is SDXL or a transformer of `family_models` (flux, or flux:fp8-scaled in a format). Contenders differ only in
+their nodes: compile nodes, and nodes between a model and its samplers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKPOINTS = ("sdxl",)
 
 @dataclass(frozen=True)
 class Contender:
-    """backend: of Resolute's nodes; empty without them. others: nodes behind the model, by their kind."""
+    """backend: of Resolute's nodes; empty without them. others: inputs of nodes after the model, by class."""
 
     backend: str = ""
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ CONTENDERS = {
 
 
 def make(setup: command.Setup, models: Path, names: list[str], is_small: bool) -> dict[str, str]:
-    """Make the files of these models in a folder. Returns the file's name of each checkpoint."""
+    """Make the files of these models in a folder. Returns the file name of each checkpoint."""
     family_models.ensure(setup, models, [name for name in names if name not in CHECKPOINTS], is_small)
     checkpoints = {}
     for name in names:
@@ -55,7 +55,7 @@ def make(setup: command.Setup, models: Path, names: list[str], is_small: bool) -
 
 
 def as_contender(nodes: dict[str, Any], contender: str) -> dict[str, Any]:
-    """Stock's prompt with a contender's nodes."""
+    """A stock prompt with a contender's nodes added."""
     chosen = CONTENDERS[contender]
     if chosen.backend:
         nodes = rig.compiled(nodes, chosen.backend)
@@ -65,9 +65,9 @@ def as_contender(nodes: dict[str, Any], contender: str) -> dict[str, Any]:
 
 
 def transformer(name: str, made: Family, size: Size, steps: int, seed: int, form: str = "") -> dict[str, Any]:
-    """Sample with a transformer of `family_models`. form: of its weights."""
+    """A prompt that samples with a transformer of `family_models`. form: the format of its weights."""
     frames = {"length": made.frames} if made.frames > 1 else {}
-    batch = {} if made.sound else {"batch_size": size[2]}  # core's node of a video with sound makes one
+    batch = {} if made.sound else {"batch_size": size[2]}  # core's node for video with sound makes one
     text = {"tokens": made.tokens, "width": made.width, "pooled_width": made.pooled, "batch": 1}
     text |= {"padding": made.padding} if made.padding else {}
     nodes: dict[str, Any] = {

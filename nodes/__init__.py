@@ -1,5 +1,5 @@
-"""The ComfyUI side of the pack: files of node classes, the HTTP routes, and in `adapters` what they call.
+"""The ComfyUI side of the pack: the node classes, the HTTP routes and, in `adapters`, the code that they call.
 
-`extension` lists the nodes. A node class has its inputs, one call of an adapter, and its outputs. `onediff` has
-OneDiff's nodes under their own ids.
+`extension` lists the nodes. A node class declares its inputs and outputs and makes one call of an adapter. `onediff`
+has OneDiff's nodes under their own ids.
 """

@@ -61,8 +61,8 @@ class CompareImages(io.ComfyNode):
 
     @classmethod
     def execute(cls, image_a: Any, image_b: Any, max_error: float, min_psnr: float) -> io.NodeOutput:
-        """Raises UserError for a limit that is no number, and ValueError if the shapes differ, or if the images
-        differ by more than a limit allows.
+        """Raises UserError for a limit that is not a number, and ValueError if the shapes differ or if the images
+        differ by more than a limit.
         """
         require_numbers(max_error=max_error, min_psnr=min_psnr)
         scores = image_comparison.compare(image_a, image_b)

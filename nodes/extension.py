@@ -1,4 +1,4 @@
-"""The pack's list of nodes. ComfyUI asks for it once at start, and the HTTP routes are registered then too."""
+"""The pack's list of nodes. ComfyUI reads it once at startup, which also registers the HTTP routes."""
 
 from __future__ import annotations
 

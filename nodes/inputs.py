@@ -15,7 +15,7 @@ CATEGORY = "Resolute"
 
 
 def require_numbers(**values: float) -> None:
-    """Raises UserError for NaN and infinity: ComfyUI's own check lets NaN pass, and every comparison with it fails."""
+    """Raises UserError for NaN and infinity. ComfyUI's range check accepts NaN, since comparisons with it are False."""
     for name, value in values.items():
         if not math.isfinite(value):
             raise UserError(f"{name} is {value}, which is not a number. Type a number.")

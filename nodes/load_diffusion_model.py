@@ -1,4 +1,4 @@
-"""Load Diffusion Model (Faster Format): a file -> MODEL, in the format that the card multiplies fastest."""
+"""Load Diffusion Model (Faster Format): a file -> MODEL, in the format with the GPU's fastest matmul."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure: takes the picture of a prompt of *Measure against stock*, in place of the nodes that save."""
+"""Measure: collects the pictures of a *Measure against stock* prompt, in place of its save nodes."""
 
 from __future__ import annotations
 

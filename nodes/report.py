@@ -1,4 +1,4 @@
-"""Graph Cache Report: what the cache did, as text."""
+"""Graph Cache Report: the cache's counters and stalls, as text."""
 
 from __future__ import annotations
 

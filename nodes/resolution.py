@@ -68,7 +68,7 @@ class ResoluteResolution(io.ComfyNode):
 
     @classmethod
     def execute(cls, preset: str, width: int, height: int, multiple: str, use: str = NEAREST_VALID) -> io.NodeOutput:
-        """Raises ValueError if a side is not a multiple of `multiple` and the size has to be exact."""
+        """Raises ValueError if a side is not a multiple of `multiple` and `use` is EXACT."""
         size = sizes.resolve_size(preset, width, height, multiple, snaps=use != EXACT)
         asked = sizes.asked_size(preset, width, height)
         text = sizes.explain_snap(asked, size, multiple)
@@ -81,7 +81,7 @@ class ResoluteResolution(io.ComfyNode):
 
 
 def _side(name: str) -> io.Int.Input:
-    # The front end rounds a typed number to the step too. The node rounds those of other programs and larger multiples.
+    # The front end rounds typed numbers to the step. The node rounds other programs' numbers, and to larger multiples.
     return io.Int.Input(
         name,
         default=sizes.DEFAULT,

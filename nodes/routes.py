@@ -2,15 +2,15 @@
 
 GET  /resolute/cache     counters, captures, and whether each remembered shape is ready
 GET  /resolute/events    the latest events
-GET  /resolute/runs      the latest sampling runs and decodes: what each did, how long it took, and why it waited
+GET  /resolute/runs      the latest sampling runs and decodes: work, seconds, and the reasons for waits
 GET  /resolute/report    the report as text, which the panel copies for a bug report
-GET  /resolute/texts     the latest text of each node, by workflow and node, for a page that is loaded anew
-GET  /resolute/settings  which settings an environment variable decides
+GET  /resolute/texts     the latest text of each node, by workflow and node, for a page that is reloaded
+GET  /resolute/settings  the settings that an environment variable overrides
 POST /resolute/warm-up   {"prompt": a workflow in API form} or {"plan": ...}, see `warm_up.request.parse_request`
 POST /resolute/measurements  the seconds of *Measure against stock*, see `stock_measurements.finish`
 POST /resolute/free      frees every capture, now or when the running prompt ends
 
-A warm-up is a prompt in the queue. What is freed waits for the call that runs, so nothing disturbs a running prompt.
+A warm-up is a prompt in the queue. Freeing waits for the running call. So no route disturbs a running prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .adapters.warm_up.request_limits import MAX_BODY, MAX_SMALL_BODY, RequestTo
 
 
 def register() -> None:
-    """Add the routes and start to load remembered regions from disk.
+    """Add the routes, and schedule the preload of remembered regions from disk.
 
     ComfyUI serves each route at /resolute/... and at /api/resolute/...
     """
@@ -58,7 +58,7 @@ def register() -> None:
 
 
 def _reads(read: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """A handler that answers with what `read` returns, as JSON."""
+    """A handler that answers with the result of `read`, as JSON."""
 
     async def answer(request: web.Request) -> web.Response:
         try:
@@ -87,7 +87,7 @@ async def _free(request: web.Request) -> web.Response:
     try:
         if request.can_read_body:
             await _body(request, MAX_SMALL_BODY)
-        # Off the event loop: a call of a model that compiles holds the cache's lock for minutes.
+        # Off the event loop: a model call that compiles keeps the cache's lock for minutes.
         return web.json_response(await asyncio.to_thread(memory.free_or_wait, PromptServer.instance.prompt_queue))
     except UserError as error:
         return _error(error)
@@ -103,7 +103,7 @@ async def _measurements(request: web.Request) -> web.Response:
 
 
 def _error(error: UserError, status: int = 400) -> web.Response:
-    """In the form of core's own errors of POST /prompt."""
+    """An error response in the form of core's POST /prompt."""
     status = 413 if isinstance(error, RequestTooLargeError) else status
     text = {"type": "resolute", "message": str(error), "details": str(error), "extra_info": {}}
     return web.json_response({"error": text, "node_errors": {}}, status=status)
@@ -114,7 +114,7 @@ async def _body(request: web.Request, limit: int) -> Mapping[str, Any]:
     content = bytearray()
     if (request.content_length or 0) > limit:
         raise RequestTooLargeError(limit)
-    async for part in request.content.iter_any():  # a request without a length sends as much as it likes
+    async for part in request.content.iter_any():  # a request without a length may send any amount
         content += part
         if len(content) > limit:
             raise RequestTooLargeError(limit)

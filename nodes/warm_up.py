@@ -84,7 +84,7 @@ class WarmUp(io.ComfyNode):
         overlap: int = OVERLAP,
     ) -> io.NodeOutput:
         """Raises UserError if an input cannot be read, or if none of the connected inputs can be warmed up."""
-        if switch.is_off(cls.hidden.unique_id):  # nothing before it is compiled
+        if switch.is_off(cls.hidden.unique_id):  # then no input is compiled
             return io.NodeOutput(model, vae, control_net, switch.IS_OFF, ui=on_node(switch.IS_OFF))
         require_numbers(cfg=cfg)
         if 0 < tile_size < MIN_TILE:

@@ -1,4 +1,4 @@
-"""The nodes that `POST /resolute/warm-up` puts into the prompt that it queues. Nobody puts them into a workflow."""
+"""The nodes that `POST /resolute/warm-up` adds to the prompt that it queues. They are not for workflows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WarmUpStep(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, **kwargs: Any) -> float:
-        return float("nan")  # captures may have been freed since the last warm-up, so what follows runs again
+        return float("nan")  # captures may have been freed since the last warm-up, so later nodes must rerun
 
     @classmethod
     def execute(cls, any: Any, before: Any = None) -> io.NodeOutput:

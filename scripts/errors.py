@@ -11,7 +11,7 @@ class SetupError(RuntimeError):
 
 
 class ServerError(RuntimeError):
-    """ComfyUI did not start, ended or does not answer; the message has the end of its log if there is one."""
+    """ComfyUI did not start, exited or does not answer; the message has the end of its log if there is one."""
 
 
 class PromptError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Finds ComfyUI and the Python that runs it, so that a command works by its name alone. Standard library only."""
+"""Finds ComfyUI and the Python that runs it, so that a command works without arguments. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .places import ROOT
 
 
 def comfyui_folder() -> Path | None:
-    """ComfyUI's folder: that of ``COMFYUI_PATH``, the one that has this pack installed, or the checkout in a clone."""
+    """ComfyUI's folder: ``COMFYUI_PATH``, the ComfyUI in which this pack is installed, or a clone's own checkout."""
     given = os.environ.get("COMFYUI_PATH")
     known = [Path(given).expanduser()] if given else [*_installed_in(), ROOT / ".comfyui"]
     return next((folder for folder in known if (folder / "main.py").is_file()), None)
 
 
 def start_anew_with(module: str, comfyui: Path | None) -> None:
-    """If this Python lacks `module`, run this command with one that has it, and exit as that does. Else return."""
+    """If this Python lacks `module`, rerun the command with one that has it, and exit with its code. Else return."""
     if importlib.util.find_spec(module) is not None:
         return
     python = next((each for each in candidates(comfyui) if each.is_file() and _has(each, module)), None)
@@ -39,8 +39,8 @@ def candidates(comfyui: Path | None) -> Iterator[Path]:
         yield Path(given).expanduser()
     for folder in ([comfyui] if comfyui else []) + _installed_in():
         yield from (python_of(folder / ".venv"), python_of(folder / "venv"))
-        yield folder.parent / "python_embeded" / "python.exe"  # of the portable build for Windows
-    yield python_of(ROOT / ".venv")  # of a clone, made by `scripts/test`
+        yield folder.parent / "python_embeded" / "python.exe"  # in the portable build for Windows
+    yield python_of(ROOT / ".venv")  # in a clone, created by `scripts/test`
 
 
 def _installed_in() -> list[Path]:

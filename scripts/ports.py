@@ -1,4 +1,4 @@
-"""Ports that no other process of this machine has."""
+"""Ports that no other process of this machine uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports of the loopback, all different. Another process may take one before its server starts."""
+    """Free loopback ports, all different. Another process may bind one before the caller's server starts."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
     for probe in probes:
@@ -15,5 +15,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One of `free_ports`."""
+    """A free loopback port, see `free_ports`."""
     return free_ports(1)[0]

@@ -1,7 +1,7 @@
-"""The bundled workflows: files as ComfyUI saves them, and their API form, which is made from those.
+"""The bundled workflows: files as ComfyUI saves them, and their API forms, generated from these files.
 
-To change one, open it in ComfyUI, save it over its file in ``workflows/``, and run ``python -m scripts.workflows``: it
-writes ``workflows/api/``, and a test fails until that is done. Needs only Python.
+To change a workflow, open it in ComfyUI, save it over its file in ``workflows/``, and run ``python -m
+scripts.workflows``, which writes ``workflows/api/``. A test fails until that is done. Needs only Python.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNETS = (
 # Files that the workflows with UNets load.
 SD15, SDXL = "v1-5-pruned-emaonly-fp16.safetensors", "sd_xl_base_1.0.safetensors"
 CONTROL_NET, LCM_LORA = "control_v11p_sd15_canny_fp16.safetensors", "pytorch_lora_weights.safetensors"
-# The front end saves a value of its own after that of a seed, and the name of the folder after that of a picture.
+# The front end saves an extra value after a seed's value, and the folder's name after an image's value.
 _AFTER_A_SEED, _AFTER_A_PICTURE = {"fixed", "increment", "decrement", "randomize"}, ["image"]
 
 Json = dict[str, Any]
@@ -52,7 +52,7 @@ def transformers() -> list[str]:
 
 
 def template(name: str) -> str:
-    """The title of a workflow in the template browser, which shows the name of its file and searches in that only."""
+    """The title of a workflow in the template browser, which shows and searches only file names."""
     return _titles()[name]
 
 
@@ -62,12 +62,12 @@ def ui(name: str) -> Json:
 
 
 def api(name: str) -> Json:
-    """A workflow as ``POST /prompt`` takes it."""
+    """A workflow in the form that ``POST /prompt`` accepts."""
     return _read(FOLDER / "api" / f"{name}.json")
 
 
 def prompt_of(graph: Json) -> Json:
-    """Make the API form of a saved workflow. Raises ValueError for a node with values that no widget has."""
+    """Make the API form of a saved workflow. Raises ValueError if a node has values that belong to no widget."""
     sources = {link[0]: [str(link[1]), link[2]] for link in graph["links"]}
     prompt: Json = {}
     for node in graph["nodes"]:

@@ -1,4 +1,4 @@
-"""Makes a deprecated node from a row of the table."""
+"""Create a deprecated node from a row of the table."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class Folder:
 class OldNode:
     """One of OneDiff's nodes.
 
-    title: OneDiff's own. became: the node to use now, shown in the title; empty if none is needed any more. about: what
-    it does now. inputs: by name, in OneDiff's order: a type for a link, a `Folder`, a tuple of choices whose first one
-    is the default, or the default of another widget. outputs: types by name; a node without any is run for its own
-    sake. run: gets the number of the node, and the inputs by name.
+    title: OneDiff's own. became: its replacement, shown in the title; empty if none is needed. about: a sentence about
+    its present effect. inputs: by name, in OneDiff's order: a type for a link, a `Folder`, a tuple of choices whose
+    first one is the default, or the default of another widget. outputs: types by name; a node without outputs is an
+    output node. run: called with the node's id and the inputs by name.
     """
 
     node_id: str
@@ -95,13 +95,13 @@ class OldNode:
 
     @property
     def widgets(self) -> dict[str, Any]:
-        """Their defaults by name, in the order in which a workflow stores their values. A `Folder` has none."""
+        """The widgets' defaults by name, in the order in which a workflow stores values. A `Folder` has no default."""
         named = {name: given for name, given in self.inputs.items() if not isinstance(given, type)}
         return {name: given[0] if isinstance(given, tuple) else given for name, given in named.items()}
 
 
 def node_of(old: OldNode) -> type[io.ComfyNode]:
-    """The deprecated node. Each widget but the name of a file is optional, since OneDiff's versions had others."""
+    """The deprecated node. Each widget except file names is optional, since OneDiff's versions had other widgets."""
 
     class Node(io.ComfyNode):
         @classmethod

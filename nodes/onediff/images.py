@@ -26,9 +26,9 @@ def compare_images(
     rtol: str,
     atol: str,
 ) -> io.NodeOutput:
-    """Raises ValueError if the shapes differ or the images differ too much, UserError for a limit that is no number."""
+    """Raises ValueError if shapes differ or images differ too much, UserError for a limit that is not a number."""
     if raise_if_diff not in _SWITCH and image_id in _SWITCH:
-        # Saved by OneDiff before March 2024: a workflow stores values by place, and rtol and atol were the first two.
+        # Saved by OneDiff before March 2024: workflows store values by position, and rtol and atol were the first two.
         rtol, atol, raise_if_diff, image_id = ssim_threshold, raise_if_diff, image_id, rtol
     scores = compare(images1, images2)
     text = report(scores, LEVELS, 0.0)
@@ -40,7 +40,7 @@ def compare_images(
 
 
 def _problem(images1: Any, images2: Any, ssim: float, ssim_threshold: str, rtol: str, atol: str) -> str:
-    """Say which limit is broken; empty if none is. With a tolerance the limit is that of torch.allclose, as it was."""
+    """Name the violated limit; empty if none. With a tolerance it is torch.allclose's, as in OneDiff's old versions."""
     if rtol or atol:
         relative, absolute = _number("rtol", rtol or _TOLERANCE), _number("atol", atol or _TOLERANCE)
         same = torch.allclose(images1, images2, rtol=relative, atol=absolute)

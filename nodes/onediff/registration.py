@@ -1,8 +1,7 @@
 """Register our nodes under OneDiff's ids.
 
-A pack that is loaded later overwrites node ids, and one that is loaded earlier is in ComfyUI's table already. So ids
-that are taken are left out when our nodes are listed, and the rest is decided when the server starts: all packs are
-loaded then.
+A pack that loads later overwrites node ids; a pack that loaded earlier is in ComfyUI's table already. So listing our
+nodes skips ids that are taken, and the start of the server, when all packs are loaded, decides on the others.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _OURS: dict[str, type[io.ComfyNode]] = {old.node_id: node_of(old) for old in TAB
 
 
 def nodes_to_register() -> list[type[io.ComfyNode]]:
-    """Our nodes under those of OneDiff's ids that no pack has registered so far."""
+    """Our nodes under OneDiff's ids, except for ids that a pack has registered already."""
     return precedence.free(_OURS, nodes.NODE_CLASS_MAPPINGS)
 
 
 def begin(server: Any) -> None:
-    """Leave the ids to OneDiff's pack where it is loaded, when `server` starts to serve.
+    """When `server` starts to serve, remove our nodes under OneDiff's ids if OneDiff's pack is loaded.
 
     server: ComfyUI's PromptServer.
     """

@@ -1,4 +1,4 @@
-"""Each of OneDiff's nodes does one of these here. A function gets the number of the node and its inputs by name."""
+"""The functions that OneDiff's nodes run here. Each is called with the node's id and its inputs by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OFF = Text("the Torch Compile Booster is switched off, so nothing is compiled")
 
 
 def _booster(inputs: Mapping[str, Any]) -> Booster:
-    """What a node's own inputs ask for, and the boosters among them."""
+    """Merge the settings in a node's own inputs and the boosters among them."""
     parts = [each for each in inputs.values() if isinstance(each, Booster)]
     if DEFAULTS.keys() <= inputs.keys():
         parts.append(Booster({name: int(inputs[name]) for name in DEFAULTS}))
@@ -33,7 +33,7 @@ def _booster(inputs: Mapping[str, Any]) -> Booster:
 
 
 def booster(node_id: str | None, **inputs: Any) -> io.NodeOutput:
-    """A booster passes what it asks for to a speed-up node, or to another booster."""
+    """Run a booster node: pass its settings to a speed-up node or to another booster."""
     return io.NodeOutput(_booster(inputs))
 
 
@@ -75,7 +75,7 @@ def loaded_control_net(node_id: str | None, control_net_name: str, **inputs: Any
 
 
 def int8_model(node_id: str | None, model_path: str) -> io.NodeOutput:
-    """Raises UserError always."""
+    """Always raises UserError."""
     raise UserError(
         f"UNET Loader Int8 cannot load '{excerpt(model_path)}': only OneDiff reads its int8 files. Load the "
         "original model with Load Diffusion Model (Faster Format) in int8, and put Compile Model behind it."
@@ -86,6 +86,6 @@ def int8_model(node_id: str | None, model_path: str) -> io.NodeOutput:
 
 
 def pass_on(node_id: str | None, reason: str, passes: str, **inputs: Any) -> io.NodeOutput:
-    """The input `passes`, if there is one, is the output, and the node says why."""
+    """Returns the input named `passes`, or nothing if that is empty, and shows the reason on the node."""
     explain_passthrough(reason, node_id)
     return io.NodeOutput(*([inputs[passes]] if passes else []))

@@ -1,4 +1,4 @@
-"""OneDiff's nodes: their ids, titles and inputs, what each became, and what it does here."""
+"""OneDiff's nodes: their ids, titles, inputs, replacements and functions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SAVES_NOTHING = f"It saves nothing: {_NO_SAVE}. docs/servers.md says how to car
 def _not_needed(
     node_id: str, title: str, reason: str, inputs: dict[str, Any], passes: str = "", about: str = ""
 ) -> OldNode:
-    """passes: the input that it passes on. about: if that is not the reason alone."""
+    """passes: the input that the node passes on. about: the description, by default the reason."""
     outputs = {inputs[passes].io_type: inputs[passes]} if passes else {}
     run = partial(runs.pass_on, reason=reason, passes=passes)
     return OldNode(node_id, title, "", about or f"{reason[0].upper()}{reason[1:]}.", inputs, outputs, run)
@@ -195,7 +195,7 @@ TABLE = (
     OldNode(
         "ShowImageDiff", "Image Distinction Scanner", "Compare Images",
         "It measures how much two images differ, and can stop the prompt at a low SSIM.",
-        # rtol and atol are behind the others, because the newer version's workflows store values by place too.
+        # rtol and atol come last, because the newer version's workflows also store values by position.
         {
             "images1": io.Image, "images2": io.Image, "ssim_threshold": "0.9", "raise_if_diff": "enable",
             "image_id": "ComfyUI", "rtol": "", "atol": "",

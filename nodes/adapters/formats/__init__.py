@@ -1,1 +1,1 @@
-"""Formats of weights that a model is loaded in: ComfyUI's own, chosen for this device and checked weight by weight."""
+"""Load a model's weights in one of ComfyUI's own formats, chosen for this device and checked weight by weight."""

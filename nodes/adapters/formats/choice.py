@@ -1,4 +1,4 @@
-"""The format that this device multiplies a weight fastest in: asked of the card, and measured once for each size."""
+"""Choose the weight format with the fastest matmul: by the GPU's capability, then by one measurement per size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ....compile_cache.choices.tuner import Trial, Tuner
 from ..process import runtime
 from .quantized_weight import FORMATS, layout_of, settings_of
 
-_LEAST_GAIN = 0.95  # of the seconds in the file's dtype, at most
-_ROWS = 4096  # tokens: those of a picture of 1024x1024
+_LEAST_GAIN = 0.95  # a format must take at most this share of the seconds in the file's dtype
+_ROWS = 4096  # tokens of a 1024x1024 image
 _FILE = "as in the file"
 
 
 def meant_for(device: torch.device) -> str | None:
-    """The format that the card has products of; None if none is faster than 16 bits."""
+    """The format that the GPU has matmul hardware for; None if no format is faster than 16 bits."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     management, capability = comfy.model_management, torch.cuda.get_device_capability(device)
@@ -33,7 +33,7 @@ def meant_for(device: torch.device) -> str | None:
 
 
 def fastest(device: torch.device) -> Callable[[torch.Tensor], str | None]:
-    """The choice for weights on a device. What was measured is kept for this machine."""
+    """Returns a function from a weight to its fastest format, or None. Timings are stored for this machine."""
     name = meant_for(device)
     if name is None:
         return lambda weight: None
@@ -56,9 +56,9 @@ def fastest(device: torch.device) -> Callable[[torch.Tensor], str | None]:
 
 
 def _measured(name: str, weight: torch.Tensor, device: torch.device) -> Trial:
-    """A product with the weight in the file's dtype and in the format.
+    """Time a matmul with the weight in the file's dtype and in the format.
 
-    A compiled block quantizes the input in the kernel that made it. A cast stands for that: one more pass over it.
+    A compiled block fuses the input's quantization into its producer. A cast stands in for it: one pass over the input.
     """
     quant_ops: Any = importlib.import_module("comfy.quant_ops")
     there = weight.to(device)
@@ -77,5 +77,5 @@ def _measured(name: str, weight: torch.Tensor, device: torch.device) -> Trial:
     trial = Trial().with_run(_FILE, seconds_of(lambda: torch.nn.functional.linear(given, there), device))
     try:
         return trial.with_run(name, seconds_of(product, device))
-    except RuntimeError as error:  # the product does not take these sizes
+    except RuntimeError as error:  # the kernel does not support these sizes
         return Trial(trial.seconds, trial.runs, {name: str(error).partition("\n")[0]})

@@ -1,5 +1,5 @@
-"""Load a diffusion model in a faster format than its file has: core's loader builds and converts it, and each weight is
-quantized when its module takes it.
+"""Load a diffusion model in a faster format than its file's: core's loader builds and converts it, and each module
+quantizes its weight while loading it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ logger = logging.getLogger(__name__)
 
 AUTO, AS_IN_FILE = "auto", "as in the file"
 CHOICES = (AUTO, AS_IN_FILE, *FORMATS)
-# Words in the names of layers that stay as they are: small, or what follows the noise level, where each token has the
-# error of one weight. A router's choice is all or nothing.
+# Layers with these words in their names keep their dtype: they are small, or depend on the noise level, so that one
+# weight's error reaches every token. A router's choice is all or nothing.
 _STAYS = re.compile(r"[._](mod|modulation|adaln|norm\d*|emb|embed\w*|time\w*|router|gate\.)(?=[._]|$)", re.IGNORECASE)
-_IN_BLOCK = re.compile(r"\.\d+\.")  # a number in the name: a block that is repeated
-_MARKS = (".comfy_quant", ".scale_weight", ".weight_scale", "scaled_fp8")  # of a file that is quantized
+_IN_BLOCK = re.compile(r"\.\d+\.")  # a number in the name: a layer of a repeated block
+_MARKS = (".comfy_quant", ".scale_weight", ".weight_scale", "scaled_fp8")  # in the keys of a quantized file
 _OTHER_PARTS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
 
 
 @dataclass
 class Quantizer:
-    """Quantizes the weights that modules take. choose: the format of a weight of this dtype and these sizes; None: it
-    stays. made: how many in each format. stayed: how many that were meant to be, and stay. largest: error.
+    """Quantizes weights while modules load them. choose: returns a weight's format, or None to keep its dtype. made:
+    quantized weights by format. stayed: matrices in blocks that kept their dtype. largest: the largest relative error.
     """
 
     device: torch.device
@@ -52,9 +52,9 @@ class Quantizer:
     largest: float = 0.0
 
     def __call__(self, entries: dict[str, Any], prefix: str) -> None:
-        """Replace the weight of the module with this prefix among the entries of a state dict.
+        """Replace the entry `{prefix}weight` of a state dict by its quantized entries, if its layer is to be quantized.
 
-        Raises UserError where there is no memory for it.
+        Raises UserError if there is not enough memory.
         """
         weight = entries.get(f"{prefix}weight")
         if weight is None or weight.ndim != 2 or not weight.is_floating_point() or weight.itemsize < 2:
@@ -84,7 +84,7 @@ class Quantizer:
 
     @property
     def text(self) -> Text:
-        """What was done, for the node."""
+        """A summary of the quantization, for the node."""
         if not self.made:
             return Text("as in the file: no weight is faster in another format here")
         parts = [Text("{format} for {count} weights", format=name, count=count) for name, count in self.made.items()]
@@ -95,9 +95,9 @@ class Quantizer:
 
 
 def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
-    """The model of a file in a format of `CHOICES`, and a text for the node. keep: write it beside the file too.
+    """Load a file in a format of `CHOICES`. Returns its patcher and a text for the node. keep: also save the result.
 
-    Raises UserError for a GGUF or a file that is no diffusion model alone, and where memory or disk is short.
+    Raises UserError for a GGUF, a CLIP or VAE in the file, an unknown model or format, and lack of memory or disk.
     """
     if path.endswith(".gguf"):
         raise UserError(f"{path} is a GGUF. Load it with 'Unet Loader (GGUF)' of ComfyUI-GGUF.")
@@ -124,14 +124,14 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
 
 
 def _load_again(path: str, name: str, disable_dynamic: bool = False) -> Any:
-    """For core, which makes some copies of a model from its file."""
+    """Core calls this to load a copy of the model from its file."""
     return _quantized(path, name, *comfy.utils.load_torch_file(path, return_metadata=True), disable_dynamic)[0]
 
 
 def _quantized(
     path: str, name: str, state_dict: dict[str, Any], metadata: Any, disable_dynamic: bool = False
 ) -> tuple[Any, Quantizer]:
-    """The model; None if core does not know it. What quantized it tells what was done."""
+    """Returns the patcher (None if core does not recognise the model) and the quantizer with its counts."""
     device = comfy.model_management.get_torch_device()
     quantizer = Quantizer(device, fastest(device) if name == AUTO else lambda weight: name)
     patcher = _loaded(state_dict, metadata, quantizer, disable_dynamic)
@@ -152,7 +152,7 @@ def _is_quantized(state_dict: dict[str, Any], metadata: dict[str, str] | None) -
 
 
 def _loaded(state_dict: dict[str, Any], metadata: Any, quantizer: Quantizer, disable_dynamic: bool) -> Any:
-    """By core's loader, which gives modules their weights in its own names: split, fused and renamed."""
+    """Load with core's loader, which splits, fuses and renames weights before the modules load them."""
     asks = SimpleNamespace(quant_config={"mixed_ops": True})
     operations = comfy.ops.pick_operations(None, torch.bfloat16, load_device=quantizer.device, model_config=asks)
     options = {"custom_operations": operations}
@@ -164,13 +164,13 @@ def _loaded(state_dict: dict[str, Any], metadata: Any, quantizer: Quantizer, dis
 
 @contextmanager
 def _quantizing(kind: Any, quantizer: Quantizer) -> Iterator[None]:
-    """Inside, modules of core's class `kind`, made for this model alone, quantize what they load."""
+    """Inside, modules of core's class `kind`, created for this model alone, quantize the weights that they load."""
     made, loaded = kind.__init__, kind._load_from_state_dict
 
     @functools.wraps(made)
     def init(module: Any, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> None:
         made(module, *args, dtype=dtype, **kwargs)
-        if dtype is not None:  # core's class takes one dtype for all; the file's model computes in its own
+        if dtype is not None:  # core's class has one compute dtype for all modules; use the file's
             module.factory_kwargs["dtype"] = dtype
             if module.bias is not None:
                 module.bias = torch.nn.Parameter(module.bias.to(dtype), requires_grad=False)

@@ -1,4 +1,4 @@
-"""One weight in a format of ComfyUI's: the entries of a state dict that its modules read, made by its own layouts."""
+"""Quantize one weight with ComfyUI's layouts into the state dict entries that its modules load."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _GROUP = 256  # columns that int8's rotation mixes
 
 @dataclass(frozen=True)
 class Format:
-    """name: of core's `QUANT_ALGOS`. columns: a weight has a multiple of so many, and of rows. bound: a weight whose
-    relative error is larger keeps its dtype, see docs/formats.md.
+    """name: a key of core's `QUANT_ALGOS`. columns: a weight's rows and columns must be multiples of this. bound: a
+    weight with a larger relative error keeps its dtype, see docs/formats.md.
     """
 
     name: str
@@ -23,8 +23,8 @@ class Format:
     bound: float
 
 
-# Numbers of a normal distribution have errors of 0.010 (int8, a scale for each row), 0.026 and 0.095; half more is
-# allowed: a weight with outliers has more.
+# Normally distributed weights have errors of 0.010 (int8, one scale per row), 0.026 and 0.095. The bounds are 1.5 times
+# these; a weight with outliers has a larger error.
 FORMATS = {
     "int8": Format("int8_tensorwise", 16, 0.015),
     "fp8": Format("float8_e4m3fn", 16, 0.039),
@@ -39,7 +39,7 @@ _HOW: dict[str, dict[str, Any]] = {"int8": {"per_channel": True}, "fp8": {"scale
 
 
 def layout_of(name: str) -> Any:
-    """ComfyUI's class for a format of `FORMATS`; None if this ComfyUI has none."""
+    """ComfyUI's layout class for a format of `FORMATS`; None if this ComfyUI lacks it."""
     return getattr(importlib.import_module("comfy.quant_ops"), _LAYOUTS[name], None)
 
 
@@ -50,10 +50,10 @@ def settings_of(name: str, weight: torch.Tensor) -> dict[str, Any]:
 
 
 def quantized(name: str, weight: torch.Tensor, device: torch.device) -> tuple[dict[str, torch.Tensor], float]:
-    """The entries of a state dict for a weight in a format of `FORMATS`, by what follows "weight" in their names or the
-    name of the module, and the weight's relative error. They are on the weight's own device.
+    """Quantize a weight to a format of `FORMATS`. Returns its state dict entries, named relative to the module and on
+    the weight's own device, and the weight's relative error.
 
-    Raises what the layout raises, as for a lack of memory on `device`, where it is computed.
+    Raises the layout's errors, such as out of memory on `device`, which computes the result.
     """
     layout, there = layout_of(name), weight.to(device)
     how = settings_of(name, weight)
@@ -69,8 +69,8 @@ def quantized(name: str, weight: torch.Tensor, device: torch.device) -> tuple[di
 
 
 def _error(difference: torch.Tensor, weight: torch.Tensor) -> float:
-    """Relative, of the whole weight or of half of its columns, whichever is larger: one column of outliers makes all
-    others wrong, and the whole hides that.
+    """The relative error of the whole weight or the median over its columns, whichever is larger: one column of
+    outliers spoils all others, and the error of the whole hides that.
     """
     norms = [(each.norm(), each.norm(dim=0)) for each in (difference, weight)]
     (part, parts), (whole, wholes) = norms

@@ -1,4 +1,4 @@
-"""Describe one call of a module: its tensors, its plain values, and what forbids a capture."""
+"""Describe one call of a module: its tensors, its plain values, and the reasons against a capture."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..comfyui.chosen_attention import attention_of
 from ..comfyui.transformer_options import COND_ORDER, OVERRIDE, patches_in, unknown_in
 from ..foreign.core_code import may_read_cond_order
 
-_LARGEST = 2**63  # a longer number may have too many digits to be written
-_LONGEST_NAME = 500  # of an argument: its container may be in itself
+_LARGEST = 2**63  # Python refuses to format integers with too many digits
+_LONGEST_NAME = 500  # of an argument; ends the recursion into a container that contains itself
 
 
 @dataclass
 class CallDescription:
-    """The tensors of a call, flat and in the order of its signature, its plain values, and what forbids a capture."""
+    """The tensors of a call (flat, in the order of its signature), its plain values, and if it may be captured."""
 
     names: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -31,7 +31,7 @@ class CallDescription:
     method: Method | None = None  # see Call
     why_captured: str = ""
     is_compared: bool = False  # see Call
-    conds: int = 0  # how many conditionings share the batch, under CFG two; 0 if the caller does not say
+    conds: int = 0  # how many conditionings share the batch, 2 under CFG; 0 if unknown
 
     def quick_key(self) -> tuple[Any, ...]:
         """Cheaper to make and to compare than the signature. Equal quick keys have equal signatures."""
@@ -44,13 +44,13 @@ class CallDescription:
         return Signature(specs, tuple(self.values))
 
     def block(self, detail: str) -> None:
-        """Forbid a capture. detail: the reason, a sentence for people; the first one stays."""
+        """Forbid a capture. detail: the reason, as a sentence for people; the first reason wins."""
         self.policy = self.policy.once(BypassReason(BypassCode.OBSERVED_INPUT, detail))
 
     def add(self, name: str, value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
         """Describe one argument. Returns a function that rebuilds it from replacements for all tensors of the call.
 
-        Containers are rebuilt each time, because core pops ControlNet residuals out of theirs.
+        Containers are rebuilt each time, because core pops ControlNet residuals out of them.
         """
         try:
             return self._add(name, value)
@@ -95,7 +95,7 @@ class CallDescription:
             self.block(f"another node patches the model ({', '.join(kinds)})")
         unknown = unknown_in(options)
         attention = attention_of(options) if OVERRIDE in unknown else None
-        if attention is not None:  # core's own function, by whatever node
+        if attention is not None:  # one of core's own functions, whichever node chose it
             self.values.append((OVERRIDE, attention))
             unknown.remove(OVERRIDE)
         if unknown:

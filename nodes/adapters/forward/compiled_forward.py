@@ -35,7 +35,7 @@ class CompiledForward(ForwardPatch):
     """Replaces a module's forward by calls of the cache.
 
     The first argument of `inner` is the latent; the others are described by name. If a step cache decided a pass for a
-    call, that pass runs. Each kind of pass has graphs of its own, over the same regions, since its blocks are the same.
+    call, that pass runs. Each kind of pass has its own graphs over the same regions, because its blocks are the same.
     """
 
     def __init__(self, module: torch.nn.Module, inner: Any, request: CompileRequest) -> None:
@@ -49,17 +49,17 @@ class CompiledForward(ForwardPatch):
         self.watch = CallWatch()
         self._levels = NoiseLevels()
         self._bar, self._tiles = CallBar(), TileSizes()
-        # A decode or an encode is one call outside any sampling run, so nothing else asks for an inspection before it.
+        # A decode or an encode is one call outside any sampling run, so no callback asks for an inspection before it.
         self._inspect_every_call = request.role in VAE_ROLES
         self._inspect_next_call = True
 
     @property
     def role(self) -> Role:
-        """The role of the calls; the passes of a step cache have roles of their own."""
+        """The role of full calls; each pass of a step cache has its own role."""
         return self._role
 
     def count_regions(self) -> None:
-        """Count the module's regions, and those that are ready, for the progress of all compile nodes of the prompt.
+        """Count the module's regions and the ready ones among them, for the progress of the prompt's compile nodes.
 
         Raises UserError for a name of `left_out` that the module does not have.
         """
@@ -90,7 +90,7 @@ class CompiledForward(ForwardPatch):
         self._log.begin()
 
     def end(self) -> None:
-        """The run is over, however it ended."""
+        """The sampling run ended, successfully or not."""
         runtime.cache().close_session(self.runner.owner)
         self._log.end(why_no_calls=self.watch.end())
         self.runner.weights.paged.run_ends()
@@ -101,18 +101,18 @@ class CompiledForward(ForwardPatch):
         self.runner.weights.paged.loaded()
 
     def weights_detached(self, unpatched: bool) -> None:
-        """ComfyUI detached the weights: if for good, drop stale captures at once.
+        """ComfyUI detached the weights. If it did so for good, drop stale captures at once.
 
-        It also detaches before each sampling run, only to load the same weights again, and a model without sampling
-        runs (a ControlNet) gets no other callback; then the next call inspects the modules. So it does after a clone
-        was garbage collected, which may happen in any thread and must not wait for the cache.
+        ComfyUI also detaches before each sampling run and then loads the same weights again; a model without sampling
+        runs (a ControlNet) gets no other callback. And it detaches when a clone is garbage collected, in any thread,
+        which must not wait for the cache. In both cases only the next call inspects the modules.
         """
         super().weights_detached(unpatched)
         self._inspect_next_call = True
         if not unpatched or self._module() is None:
             return
         gguf_loras.forget(self.module.parameters())
-        if self.runner.weights.paged.pages:  # captures over pages stay valid without them
+        if self.runner.weights.paged.pages:  # captures over pages stay valid while the weights are unloaded
             if not runtime.cache().captures_of(self.runner.owner):
                 self.runner.weights.stable_addresses.forget()
             return
@@ -150,7 +150,7 @@ class CompiledForward(ForwardPatch):
     def _answer_vae(
         self, args: Sequence[Any], kwargs: dict[str, Any], latent: torch.Tensor, inspect_modules: bool
     ) -> Any:
-        """Each call has a log of its own, also one that is cancelled. One of many tiles has no bar: core shows one."""
+        """Log each call by itself, also a cancelled one. A tile has no progress bar: core shows one for all tiles."""
         progress, is_whole = self.runner.progress, False
         self._log.begin()
         self._log.saw(latent, None)
@@ -171,7 +171,7 @@ class CompiledForward(ForwardPatch):
         return result
 
     def _decided_pass(self, options: Any) -> StepPass | None:
-        # A pass would skip what another pack's forward does, so that one always runs in full.
+        # A pass would skip another pack's forward, so such a forward always runs in full.
         return decided_pass(options) if self._role is Role.UNET and self.is_known_code else None
 
     def _runner_for(self, role: Role) -> ModuleRunner:
@@ -186,7 +186,7 @@ class CompiledForward(ForwardPatch):
         return self._describe(self.by_name(args, kwargs), by_place=len(args) if self.takes_any_arguments else 1)
 
     def describe_pass(self, given: dict[str, Any], step_pass: StepPass) -> tuple[CallDescription, Invoke]:
-        """The same for a pass of a step cache. given: the arguments of `inner`, by name."""
+        """`describe` for a pass of a step cache. given: the arguments of `inner`, by name."""
 
         def call(latent: torch.Tensor, **arguments: Any) -> Any:
             return step_pass.run(self.module, self.inner, latent, **arguments)
@@ -198,17 +198,17 @@ class CompiledForward(ForwardPatch):
     def _describe(
         self, given: dict[str, Any], call: Callable[..., Any] | None = None, by_place: int = 1
     ) -> tuple[CallDescription, Invoke]:
-        """call: called in place of `inner`, with the same arguments. by_place: how many it gets without a name."""
+        """call: replaces `inner`, with the same arguments. by_place: how many of them are passed by position."""
         places = list(given)[1:by_place]
         given = dict(given)
         options = given.pop("transformer_options", None)
         description = CallDescription()
         description.values.extend(("left out", name) for name in self._request.left_out)
-        # First, because a graph is known by the latent's shape, whatever the order of the arguments.
+        # The latent comes first in every order of arguments, because its shape identifies a graph.
         latent = description.add("latent", given.pop(self.latent_name))
         others = {name: description.add(name, value) for name, value in given.items()}
         passed_on: dict[str, Any] = {}
-        if not self.is_known_code:  # it may count steps, or decide by earlier calls
+        if not self.is_known_code:  # it may count steps or depend on earlier calls
             description.block("another pack put a forward of its own into the model")
         if options is not None:
             description.add_options(options, self.module)
@@ -223,7 +223,7 @@ class CompiledForward(ForwardPatch):
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
             positional, named = arguments(tensors)
-            if prefetches:  # with all pages in place there is nothing to load, and core's wait would end a capture
+            if prefetches:  # resident pages need no prefetch, and core's wait would abort a capture
                 options[PREFETCH] = not paged.is_in_place
             forward = call or self.inner
             looks_ahead = paged.streams and description.policy.is_repeatable
@@ -234,12 +234,12 @@ class CompiledForward(ForwardPatch):
 
         if self._role in VAE_ROLES:
             self._tiles.describe(description)
-            # Decoders of pictures were measured to be faster compiled, and are captured.
+            # Image decoders are captured without a comparison: they were measured to be faster compiled.
             coder = vaes.coder_of(self.module, self._role)
             of_videos = coder is not None and coder.of_videos
             description.is_compared = self._role is Role.VAE_ENCODE or of_videos
             keeps_too_much = coder is not None and not coder.may_capture(description.tensors[0])
-            if keeps_too_much or "output_buffer" in description.names:  # a replay would fill that of the captured call
+            if keeps_too_much or "output_buffer" in description.names:  # a replay would fill the captured one
                 description.policy = description.policy.uncaptured()
         if call is None and self.is_known_code:
             description.method = Method(self.inner.__name__, arguments)

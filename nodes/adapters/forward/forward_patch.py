@@ -1,4 +1,4 @@
-"""The base of what replaces a module's forward, as an object patch of a model patcher."""
+"""Base class of the object patches that replace a module's forward."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NOTHING = object()
 class ForwardPatch(ABC):
     """Replaces the forward of one module.
 
-    It is no Module and holds the module weakly: ComfyUI stores it in the module itself, and a reference cycle would
-    keep an unloaded model on the GPU until the next garbage collection.
+    It is not a Module and references its module weakly: ComfyUI stores the patch in the module itself, and a reference
+    cycle would keep an unloaded model on the GPU until the next garbage collection.
     """
 
     def __init__(self, module: torch.nn.Module, inner: Any) -> None:
-        """inner: the forward to replace, the module's own or another pack's. If it is a patch of ours, this one takes
-        its place: of two compile nodes in a row, the last one decides.
+        """inner: the forward to replace, the module's own or another pack's. A patch of ours is unwrapped: of two
+        compile nodes in a row, the last one wins.
         """
         while isinstance(inner, ForwardPatch):
             inner = inner.inner
@@ -36,18 +36,18 @@ class ForwardPatch(ABC):
         self._own_method = inner.__func__ if own else None
         self._foreign = None if own else inner
         self.is_known_code = is_known_forward(module, inner)
-        self.displaced: Any = NOTHING  # what another pack had put on the module itself, see `patch_install`
+        self.displaced: Any = NOTHING  # another pack's attribute of the module that we replaced, see `patch_install`
 
     @property
     def module(self) -> torch.nn.Module:
-        """The module whose forward this is. It outlives every call."""
+        """The module whose forward is replaced. It is alive during every call."""
         module = self._module()
         assert module is not None, "the forward of a module that was garbage collected is called"
         return module
 
     @property
     def is_alive(self) -> bool:
-        """True while the module exists: another pack may have exchanged it for one of its own."""
+        """True while the module exists: another pack may have replaced it with its own module."""
         return self._module() is not None
 
     @property
@@ -56,8 +56,8 @@ class ForwardPatch(ABC):
         return self._foreign if self._own_method is None else self._own_method.__get__(self.module)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A deep copy of the module, or what is unpickled of it, has the forward that this patch replaces: ComfyUI
-        leaves the patch on the network, which every clone shares, until another clone is loaded.
+        """Copy and pickle the replaced forward in place of this patch: ComfyUI leaves the patch on the network, which
+        every clone shares, until another clone is loaded, so a deep copy of the network reaches it.
         """
         return copy.copy, (self.inner,)
 
@@ -77,7 +77,7 @@ class ForwardPatch(ABC):
 
     @functools.cached_property
     def takes_any_arguments(self) -> bool:
-        """True if `inner` has `*args`: then the names are those of another forward, and it may read them by place."""
+        """True if `inner` has `*args`. The names then come from another forward, and `inner` may read by position."""
         return _takes_any(inspect.signature(self.inner))
 
     def for_copy(self, module: torch.nn.Module, own: Any) -> ForwardPatch:
@@ -91,7 +91,7 @@ class ForwardPatch(ABC):
     def weights_detached(self, unpatched: bool) -> None:
         """ComfyUI detached the weights. unpatched: for good (unload, free memory), not only to load them again."""
         # Undoing an object patch leaves a bound method in the module's dictionary, a cycle that keeps the module alive.
-        # If another object patch has replaced the module meanwhile, this patch itself is left there.
+        # If another object patch has replaced the module meanwhile, core leaves this patch itself there.
         module = self._module()
         if module is None:
             return
@@ -106,10 +106,10 @@ class ForwardPatch(ABC):
 
 
 def argument_names(module: torch.nn.Module, forward: Callable[..., Any]) -> list[str]:
-    """The names of a forward's arguments by position: families order them differently, and core passes them so.
+    """A forward's argument names in order. Families order them differently, and core passes them by position.
 
-    If it takes `*args`, they are those of the nearest forward among the module's classes that names its arguments, and
-    none if there is no such forward.
+    For a forward with `*args`, the names come from the first class of the module's MRO whose forward names its
+    arguments. Empty if there is no such class.
     """
     name = "_forward" if hasattr(type(module), "_forward") else "forward"
     of_classes = (inspect.signature(vars(kind)[name]) for kind in type(module).__mro__ if name in vars(kind))

@@ -34,12 +34,12 @@ _loaded: set[str] = set()  # names of backends
 
 
 class ModuleRunner:
-    """Runs the calls of one module, as one compile node asked for, in one role."""
+    """Runs the calls of one module in one role, for one compile node's request."""
 
     def __init__(
         self, module: torch.nn.Module, request: CompileRequest, progress: CompileProgress, role: Role | None = None
     ) -> None:
-        """role: of the calls, if it is not the request's: that of a pass of a step cache."""
+        """role: of the calls, by default the request's. A pass of a step cache has its own."""
         self.progress = progress
         self._is_behind = runtime.cache().config.compile == BEHIND
         record = runtime.record_of(module)
@@ -54,7 +54,7 @@ class ModuleRunner:
         self._programs: dict[str, tuple[Program, str]] = {}
         self._stand_in: Program | None = None
         self._changed = False  # see `_unless_changed`
-        self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key: one object per key, found by identity
+        self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key; one object per key: identity lookups
 
     def for_role(self, role: Role) -> ModuleRunner:
         """A runner of the same module in another role; both share one program."""
@@ -67,7 +67,7 @@ class ModuleRunner:
         return self._programs[device]
 
     def _program_now(self, device: str) -> tuple[Program, str]:
-        """The same, without a wait: while its backend is imported, one that captures originals stands in."""
+        """`program` without blocking: while the backend is imported, a fallback captures the eager module."""
         if not self._may_wait() or self._programs or not self._request.backend.is_starting:
             self._stand_in = None
             return self.program(device)
@@ -75,7 +75,7 @@ class ModuleRunner:
         return self._stand_in, self._request.backend.name
 
     def _load_program(self, device: str) -> tuple[Program, str]:
-        """After a start this imports the compiler, and waits for what `preload` does; the prompt waits meanwhile."""
+        """The first load after a start imports the compiler and waits for `preload`. It blocks the prompt."""
         cache, module = runtime.cache(), self._loaded_module()
         self.progress.loading()
         name = self._request.backend.name
@@ -85,7 +85,7 @@ class ModuleRunner:
         return program, backend
 
     def _facts(self) -> dict[str, Any]:
-        """The fields of a `Run` about the module; none once that was garbage collected."""
+        """The fields of a `Run` about the module; empty after the module was garbage collected."""
         module = self._module()
         if module is None:
             return {}
@@ -98,9 +98,9 @@ class ModuleRunner:
         }
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
-        """Answer one call. invoke: calls the original forward with other tensors in place of the described ones.
+        """Run one call. invoke: calls the original forward with tensors that replace the described ones.
 
-        inspect_modules: also look for changes that leave the weights' addresses alone, as in the first call of a run.
+        inspect_modules: also look for changes that do not move the weights, as in the first call of a run.
         """
         try:
             return self._run(description, invoke, inspect_modules)
@@ -110,11 +110,11 @@ class ModuleRunner:
     def _run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool) -> Any:
         cache = runtime.cache()
         program, backend = self._program_now(description.tensors[0].device.type)
-        self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to what it computes in
+        self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to the compute dtype
         self.weights.paged.arrange()
         inspected = self.weights.refresh()
         call = self._call(description, invoke, backend, inspect_modules)
-        if self._changed and not (inspected or inspect_modules):  # probably it still is: launch no replay in vain
+        if self._changed and not (inspected or inspect_modules):  # likely still changed: check before a replay
             call = self._unless_changed(call)
 
         def recheck() -> Call:
@@ -141,11 +141,11 @@ class ModuleRunner:
         return result
 
     def _may_wait(self) -> bool:
-        """Its code may be compiled behind the picture: a warm-up has nothing else to do than to compile."""
+        """True if missing code may compile in the background. A warm-up compiles synchronously."""
         return self._is_behind and not runs.are_of_a_warm_up()
 
     def _unless_changed(self, call: Call) -> Call:
-        """The call, or its original where another pack changed the model since the last inspection.
+        """The call, or an eager one if another pack changed the model since the last inspection.
 
         Calls run eagerly while the monkeypatch is in place: each new state would cost a compile and a capture.
         """
@@ -157,7 +157,7 @@ class ModuleRunner:
         return replace(call, policy=call.policy.eager(BypassReason(BypassCode.OBSERVED_INPUT, detail)))
 
     def _policy(self, description: CallDescription) -> CallPolicy:
-        """Checks of the process come first, then those of the arguments and of the weights."""
+        """Process-wide checks come first, then the checks of the arguments and of the weights."""
         observed = _forward_bypass()
         return description.policy.once(self.weights.blocker) if observed is None else description.policy.eager(observed)
 
@@ -198,9 +198,9 @@ class ModuleRunner:
         return key
 
     def _size(self, description: CallDescription) -> str:
-        """The size and batch that the user sees: CFG doubles the batch, and a ControlNet's call does not say so."""
+        """The size and batch as the user set them. CFG doubles the batch, which a ControlNet's call does not reveal."""
         shape = description.tensors[0].shape
-        if len(shape) < 4:  # sound: it has no pixels
+        if len(shape) < 4:  # audio has no pixels
             return ""
         batch, *_, height, width = shape
         if self._role is Role.CONTROLNET:

@@ -3,8 +3,8 @@
 ComfyUI sets and restores an object patch by its path. Once a pack has put a wrapper into `model.decoder` (KJNodes'
 TorchCompileVAE does so on the model itself), the path "decoder.forward" leads into the wrapper, and to set or restore
 a forward there would undo the wrapper. Core injects after it has set the patches of a patcher and ejects before it
-restores them, so both are put right there. Core also ejects and injects around other work on a loaded model (LoRA
-hooks, a partial unload), so a patch that is where its path leads is left to core.
+restores them, so our injections correct both. Core also ejects and injects around other work on a loaded model (LoRA
+hooks, a partial unload), so the injections skip a patch whose path still leads to its module.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _sampling_begins(patcher: Any) -> None:
             continue
         method = name.rpartition(".")[2]
         if method not in vars(patch.module) and _holder(patcher, name) is patch.module:
-            setattr(patch.module, method, patch)  # a clone that was collected after this one was loaded removed it
+            setattr(patch.module, method, patch)  # a clone collected after this one was loaded removed the patch
         if isinstance(patch, CompiledForward):
             patch.begin(patcher.model)
 
@@ -88,9 +88,9 @@ def _weights_detached(patcher: Any, unpatched: bool) -> None:
 
 
 def _patch_clone(patcher: Any, clone: Any) -> None:
-    """Core's copies of a model for other GPUs are clones of the patcher around another module: patch that one.
+    """For other GPUs, core clones the patcher around a copy of the module: patch that copy.
 
-    A clone around the same model has our patches already, also where another pack exchanged the network inside it.
+    A clone around the same model has our patches already, even if another pack replaced the network inside it.
     """
     if clone.model is patcher.model:
         return
@@ -125,7 +125,7 @@ def _after_patching(patcher: Any) -> None:
         found = vars(patch.module).get(method, NOTHING)
         if isinstance(found, ForwardPatch):
             patch.displaced = found.displaced
-        elif not is_own(patch.module, method, found):  # core left that there, and it would keep the module alive
+        elif not is_own(patch.module, method, found):  # not core's leftover, which would keep the module alive
             patch.displaced = found
         setattr(patch.module, method, patch)
 
@@ -133,7 +133,7 @@ def _after_patching(patcher: Any) -> None:
 def _before_restoring(patcher: Any) -> None:
     sampling = getattr(patcher.model, "current_patcher", None)
     if sampling is not None and sampling is not patcher:
-        return  # a clone that is collected while another one samples with the same patches
+        return  # a clone is garbage collected while another one samples with the same patches
     for name, method, patch in _patches(patcher):
         if _at_path(patcher, name) is patch.module:
             continue
@@ -143,7 +143,7 @@ def _before_restoring(patcher: Any) -> None:
 
 
 def _at_path(patcher: Any, name: str) -> Any:
-    """The object that is now at the place of the module whose method `name` is patched."""
+    """The object that is now at the path of the module whose method `name` is patched."""
     path = name.rpartition(".")[0]
     return comfy.utils.get_attr(patcher.model, path) if path else patcher.model
 
@@ -155,10 +155,10 @@ def _patches(patcher: Any) -> Iterator[tuple[str, str, ForwardPatch]]:
 
 
 def _restore(module: torch.nn.Module, method: str, before: Any) -> None:
-    """Take our patch off `module`. before: what core found when it set the patch, by `getattr`."""
+    """Remove our patch from `module`. before: the value that core read with `getattr` when it set the patch."""
     while isinstance(before, ForwardPatch):
         before = before.inner
     del vars(module)[method]
-    # What the class gives anyway is not set: a bound method of the module itself would keep it alive.
+    # Do not set a method that the class provides anyway: the module's own bound method would keep the module alive.
     if before is not NOTHING and getattr(module, method, None) != before:
         setattr(module, method, before)

@@ -1,7 +1,7 @@
-"""Notice calls of a sampling run that do not reach our forward, and name what ran in its place.
+"""Detect calls of a sampling run that do not reach our forward, and name the code that ran in its place.
 
-Another pack may exchange the forward for the length of one call (WaveSpeed's first block cache) or the whole network
-(nodes around torch.compile). Both are in place only while the model is called, so a wrapper looks at that moment.
+Another pack may replace the forward for one call (WaveSpeed's first block cache) or the whole network (nodes around
+torch.compile). The replacement exists only while the model is called, so a wrapper checks at that moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class CallWatch:
-    """The calls of one sampling run: how many reached the forward, and what answered the others."""
+    """Counts the calls of one sampling run that reach the forward, and records the code that ran in the others."""
 
     def __init__(self) -> None:
         self.begin()
@@ -37,8 +37,8 @@ class CallWatch:
         self._skipped = ""
 
     def missed(self, replaced: str | None, skipped: str) -> None:
-        """Note a call that did not reach the forward. replaced: what ran in its place, if anything did. Otherwise it
-        was skipped, as step caches do in some steps of a run, and `skipped` names what may have done it.
+        """Record a call that did not reach the forward. replaced: the code that ran in its place; None if the call was
+        skipped, as step caches do in some steps of a run. skipped: the nodes that may have skipped it.
         """
         if replaced is not None:
             count_bypass(replaced)
@@ -46,7 +46,7 @@ class CallWatch:
         self._skipped = skipped
 
     def end(self) -> str:
-        """Why nothing ran compiled; empty where a call reached the forward, or where there was no call."""
+        """The reason why nothing ran compiled; empty if a call reached the forward or if there was no call."""
         if self.calls or not (self._replaced or self._skipped):
             return ""
         if not self._replaced:
@@ -55,14 +55,14 @@ class CallWatch:
 
 
 def count_bypass(detail: str, is_logged: bool = False) -> None:
-    """Count a call of the model that ran something else than our forward, and log the reason once."""
+    """Count a call of the model that did not run our forward, and log each reason once."""
     is_new = runtime.cache().stats.bypass(BypassReason(BypassCode.REPLACED_FORWARD, detail))
     if is_new and not is_logged:
         logger.info("Resolute: %s", detail)
 
 
 def watched(name: str, executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wraps a call of a model: notes if it did not reach our forward at the path `name`."""
+    """Wraps a call of a model: records a call that did not reach our forward at the path `name`."""
     model: Any = executor.class_obj  # type: ignore[attr-defined]  # core's WrapperExecutor
     patcher = getattr(model, "current_patcher", None)
     patch: Any = getattr(patcher, "object_patches", {}).get(name)
@@ -77,7 +77,7 @@ def watched(name: str, executor: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def _replacement(patch: ForwardPatch, name: str, model: torch.nn.Module) -> str | None:
-    """Name what replaces `patch` at the path `name` of `model` at this moment, in words; None if nothing does."""
+    """A sentence that names the current replacement of `patch` at the path `name` of `model`; None without one."""
     path, _, method = name.rpartition(".")
     network = comfy.utils.get_attr(model, path)
     if not patch.is_alive or network is not patch.module:

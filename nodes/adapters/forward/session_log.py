@@ -1,4 +1,4 @@
-"""The result of each sampling run, on the node, in the log and in the timeline: what it did, how long, and why."""
+"""Report each sampling run on the node, in the log and in the timeline: its work, its seconds and the reasons."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class SessionLog:
     def __init__(
         self, progress: CompileProgress, request: CompileRequest, facts: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """facts: finds what a `Run` says of the model, for the record of a run that ended."""
+        """facts: returns the fields of a `Run` about the model; called when a run ends."""
         self._progress = progress
         self._role, self._label, self._cell = request.role, request.label, request.cell
         self._facts, self._file = facts, request.file
         self._why_eager = request.why if isinstance(request.backend, EagerBackend) else ""
         self._begun: Mark | None = None
-        self._calls: list[dict[str, Any]] = []  # of a ControlNet: what each changed
+        self._calls: list[dict[str, Any]] = []  # of a ControlNet: the counter changes of each
         self._started, self._clock = 0.0, 0.0
         self._shape: tuple[int, ...] = ()
         self._batch, self._steps = 1, 0
@@ -60,7 +60,7 @@ class SessionLog:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """A call of a ControlNet: what it counts and waits for is not the sampling run's too."""
+        """Around a ControlNet's call: its counts and waits are not counted for the sampling run as well."""
         mark = runtime.cache().stats.mark()
         try:
             yield
@@ -68,7 +68,7 @@ class SessionLog:
             self._calls.append(runtime.cache().stats.since(mark))
 
     def saw(self, latent: torch.Tensor | Sequence[torch.Tensor], options: Any) -> None:
-        """A call of this run. The largest latent is the picture; smaller ones are areas of it, or tiles.
+        """Note a call's latent. The largest one of a run is the picture; smaller ones are areas of it, or tiles.
 
         Models of video and sound (LTX AV, MiniMax H3) take a list of both, the video first.
         """
@@ -77,14 +77,14 @@ class SessionLog:
             return
         self._shape = tuple(shape)
         self._batch, self._steps = shape[0], 0
-        with contextlib.suppress(Exception):  # another pack's values may be no lists
+        with contextlib.suppress(Exception):  # another pack's values may not be lists
             merged = options.get(COND_ORDER) if isinstance(options, dict) else None  # several conds in one batch
             self._batch = shape[0] // len(merged) if merged and shape[0] % len(merged) == 0 else shape[0]
             sigmas = options.get(SCHEDULE) if isinstance(options, dict) else None
             self._steps = max(len(sigmas) - 1, 0) if sigmas is not None else 0
 
     def end(self, why_no_calls: str = "", is_logged: bool = True) -> None:
-        """Log the summary and show it on the node. why_no_calls: for a run in which nothing ran compiled.
+        """Log the summary and show it on the node. why_no_calls: the reason, if nothing ran compiled.
 
         is_logged: False for the many calls of a decode in tiles, which are logged only if one had to wait.
         """
@@ -102,7 +102,7 @@ class SessionLog:
             runs.add(run)
         while self._role is not Role.CONTROLNET and _open:
             control = _open.pop()
-            control._batch = self._batch  # the calls of a ControlNet do not say how many conds their batch holds
+            control._batch = self._batch  # a ControlNet's calls do not tell the number of conds in their batch
             control.end()
 
     def _changes(self, begun: Mark) -> dict[str, Any]:
@@ -119,11 +119,11 @@ class SessionLog:
             width=shape[-1] * self._cell,
             height=shape[-2] * self._cell,
             batch=self._batch,
-            steps=0 if is_warm_up else self._steps,  # it runs few of those that its schedule has
+            steps=0 if is_warm_up else self._steps,  # it runs only a few steps of its schedule
             started=self._started,
             seconds=time.perf_counter() - self._clock,
             **changes,
-            # Core ends a run in a `finally`, so what stopped it is being handled.
+            # Core ends a run in a `finally`, so the exception that stopped it is still being handled.
             stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
             came=self._progress.came,
             why_no_calls=why_no_calls,

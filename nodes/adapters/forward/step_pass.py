@@ -1,8 +1,8 @@
-"""A step cache asks a model's forward to run one pass through the network in place of all of it.
+"""Step caches: a model's forward runs the pass that a step cache chose, in place of the original forward.
 
-A step cache (DeepCache and its kind) reuses work between the steps of a sampling run. Its node wraps the calls of the
-model, decides for each one which pass it takes, and puts that StepPass into transformer_options. CompiledForward and
-UncompiledForward run whichever they find there; they know no step cache by name.
+A step cache (such as DeepCache) reuses work between the steps of a sampling run. Its node wraps the calls of the model,
+chooses the pass for each call, and puts that StepPass into transformer_options. CompiledForward and UncompiledForward
+run the StepPass that they read there; they know no step cache by name.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from .forward_patch import ForwardPatch
 class StepCacheRun(Protocol):
     """The state of a step cache during one sampling run."""
 
-    passes: Counter[str]  # how often each kind of pass has run; a kind that has not is there with 0
+    passes: Counter[str]  # how often each kind of pass has run; 0 for a kind that has not run yet
 
 
 class StepPass(ABC):
     """One pass through a diffusion model, decided for one call.
 
-    `run` may be captured and replayed, so it must depend on its arguments and on `settings` only, and change nothing
-    else; what a pass keeps for later steps, it keeps in `finish`.
+    `run` may be captured and replayed, so it must depend only on its arguments and on `settings`, and must have no side
+    effects. `finish` stores the state that later steps need.
     """
 
-    role: ClassVar[Role]  # of its graphs: part of their key
+    role: ClassVar[Role]  # part of its graphs' key
 
     @property
     @abstractmethod
     def settings(self) -> tuple[Component, ...]:
-        """Plain values, by name, that change what the pass computes: part of its graphs' key."""
+        """Plain values, by name, that change the result of the pass: part of its graphs' key."""
 
     def arguments(self, module: torch.nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `run`, by name, from those of the model's forward.
+        """Select the arguments of `run`, by name, from `given`, the arguments of the model's forward.
 
-        A tensor that the pass does not read is best left out: each one is part of the key, and is copied for a replay.
+        Leave out each tensor that the pass does not read: a tensor is part of the key and is copied for a replay.
         """
         return given
 
@@ -52,7 +52,7 @@ class StepPass(ABC):
 
     @abstractmethod
     def finish(self, output: Any) -> Any:
-        """Take what `run` returned, keep what later steps need of it, and return the result of the model's forward."""
+        """Store the parts of `run`'s output that later steps need, and return the result of the model's forward."""
 
 
 def decided_pass(options: Mapping[str, Any] | None) -> StepPass | None:
@@ -69,7 +69,7 @@ class UncompiledForward(ForwardPatch):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self.by_name(args, kwargs) if self.is_known_code else {}
-        # A pass would skip what another pack's forward does, so that one always runs in full.
+        # A pass would skip another pack's forward, so such a forward always runs in full.
         step_pass = decided_pass(given.get("transformer_options"))
         if step_pass is None:
             return self.inner(*args, **kwargs)

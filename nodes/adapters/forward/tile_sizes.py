@@ -1,4 +1,4 @@
-"""The tiles of a VAE: VAE Decode (Tiled), VAE Encode (Tiled), and what core does when memory runs out."""
+"""The tiles of a VAE: of VAE Decode (Tiled), of VAE Encode (Tiled), and of core's retry when memory runs out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _DEEPEST = 30  # frames between a tile and the function of the VAE that it calls
 
 
 def is_tile() -> bool:
-    """The call of a VAE that runs now is for one of core's tiles.
+    """True if the VAE's current call is for one of core's tiles.
 
-    Nothing of the call itself says so: core passes each tile to the same method as a whole picture.
+    It searches the call stack, because core passes each tile to the same method as a whole picture.
     """
-    # Its decorator is torch's, whose code many functions share.
+    # Unwrapped, because its decorator is torch's, and many functions share the decorator's code object.
     tiled = inspect.unwrap(comfy.utils.tiled_scale_multidim).__code__
     frame = sys._getframe(1)
     for _ in range(_DEEPEST):
@@ -33,18 +33,18 @@ def is_tile() -> bool:
 
 
 class TileSizes:
-    """The sizes of tiles that one module met.
+    """The sizes of tiles that one module has run.
 
-    A picture in tiles has up to twelve sizes, in three passes. Those at an edge come once in a picture, and another
-    picture has others. A capture takes longer than the call that it replaces, so a size is captured when it comes
-    again.
+    A picture in tiles has up to twelve sizes, in three passes. A size at an edge occurs once in a picture, and differs
+    between pictures. A capture takes longer than the call that it replaces, so a size is captured only at its
+    second call.
     """
 
     def __init__(self) -> None:
         self._met: set[tuple[Any, ...]] = set()
 
     def describe(self, description: CallDescription) -> None:
-        """Note the size of a call, and forbid its capture, if it is a tile that comes for the first time."""
+        """Note the size of a tile's call, and forbid the capture of the first call of each size."""
         if not is_tile():
             return
         size = description.quick_key()

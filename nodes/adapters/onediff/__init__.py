@@ -1,1 +1,1 @@
-"""OneDiff's settings in our terms: what a booster of its nodes means for a model, a VAE or a ControlNet."""
+"""Translate OneDiff's boosters into our settings for a model, a VAE or a ControlNet."""

@@ -1,7 +1,7 @@
-"""OneDiff's boosters as they pass from node to node, and what they mean for a model.
+"""OneDiff's boosters, as nodes pass them on, and their effect on a model.
 
-OneDiff wires a booster into a speed-up node. Ours carry only what still has a meaning: DeepCache's inputs, and whether
-the Torch Compile Booster was switched off. Everything else becomes a sentence on the node that applies the booster.
+OneDiff wires a booster into a speed-up node. Ours carry only the settings that still have an effect: DeepCache's inputs
+and the Torch Compile Booster's switch. Every other one becomes a sentence on the node that applies the booster.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SWITCHED_OFF = "eager"  # the backend that compiles nothing
 
 @dataclass(frozen=True, slots=True)
 class Booster:
-    """CUSTOM_BOOSTER: what a speed-up node does beside compiling.
+    """CUSTOM_BOOSTER: the settings of a speed-up node besides compiling.
 
     deepcache: None without a DeepCache booster. compiles: False if a Torch Compile Booster has `disable` on.
-    notes: what the boosters asked for and no longer get, one sentence each.
+    notes: one sentence for each request of the boosters that is no longer supported.
     """
 
     deepcache: Mapping[str, int] | None = None
@@ -40,7 +40,7 @@ class Booster:
         return AUTO if self.compiles else _SWITCHED_OFF
 
 
-# OneDiff quantized convolutions too, and by densities; what is faster in int8 here is a file's matrices.
+# OneDiff also quantized convolutions, and chose layers by density; here only a file's matrices are faster in int8.
 NOT_QUANTIZED = Booster(notes=(Text("nothing is quantized: Load Diffusion Model (Faster Format) does that"),))
 
 

@@ -8,18 +8,18 @@ from ....compile_cache.texts import Text
 from ..deepcache.schedule import Settings
 
 _STEPS = 1000  # OneDiff counts noise levels from 0 (pure noise) to 1000
-# Its inputs, in their order, with their defaults: the level of the UNet and the block in it where the feature is taken,
-# and noise levels, not steps of the sampler.
+# OneDiff's inputs, in order, with their defaults. cache_layer_id, cache_block_id: the UNet's level and its block whose
+# feature is cached. start_step, end_step: noise levels, not steps of the sampler.
 DEFAULTS = {"cache_interval": 3, "cache_layer_id": 0, "cache_block_id": 1, "start_step": 0, "end_step": _STEPS}
 
 
 def translate(
     inputs: Mapping[str, int], blocks_of_levels: Sequence[int], deepest: int
 ) -> tuple[Settings | None, tuple[str, ...]]:
-    """Our settings, None if the inputs leave DeepCache nothing to do; and what could not be kept, in sentences.
+    """Returns our settings (None if every step runs in full) and a sentence for each input that was changed or refused.
 
     inputs: by the names of DEFAULTS. blocks_of_levels: `num_res_blocks` of the UNet. deepest: the largest depth that
-    our DeepCache takes for it. OneDiff sums the blocks of the levels above, adds the block's number and 1: that is our
+    our DeepCache accepts for it. OneDiff sums the blocks of the levels above, the block's number and 1; the sum is our
     depth.
     """
     start, end = inputs["start_step"], inputs["end_step"]

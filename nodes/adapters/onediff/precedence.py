@@ -1,4 +1,4 @@
-"""Who owns OneDiff's node ids: its own pack where that is loaded, else we. Plain tables: no ComfyUI."""
+"""Decide who owns OneDiff's node ids: OneDiff's pack if it is loaded, else this one. Plain tables: no ComfyUI."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIGN_OF_ONEDIFF = "ModelSpeedup"
 
 
 def free(ours: Mapping[str, type], classes: Mapping[str, Any]) -> list[type]:
-    """Those of our nodes whose id no pack has registered so far.
+    """Our nodes whose id no pack has registered so far.
 
     ours, classes: node classes by id; `classes` is ComfyUI's table.
     """
@@ -18,7 +18,7 @@ def free(ours: Mapping[str, type], classes: Mapping[str, Any]) -> list[type]:
 
 
 def withdraw(ours: Mapping[str, type], classes: MutableMapping[str, Any], titles: MutableMapping[str, str]) -> bool:
-    """Where OneDiff's pack is loaded, remove all of ours, because its boosters mean nothing to our nodes.
+    """If OneDiff's pack is loaded, remove all of `ours`, because our nodes cannot use its boosters.
 
     classes, titles: ComfyUI's tables of nodes and display names, by id, when all packs are loaded. Returns whether
     OneDiff's pack is loaded.

@@ -13,10 +13,10 @@ from ..comfyui import latent_cells
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """chosen: the backend as the node has it, one of `registry.CHOICES`. backend, capabilities, why: what that means on
-    `device`, the type of device that the node expects the module to run on ("cuda"), and a sentence that explains it.
-    label: the model's name, for people. file: of the model, or empty. left_out: kinds or places of blocks that run as
-    they are. cell: pixels to a side of a latent cell, for people.
+    """chosen: the node's backend input, one of `registry.CHOICES`. device: the type of device that the node expects the
+    module to run on ("cuda"). backend, capabilities, why: the choice resolved for `device`, and a sentence to explain
+    it. label: the model's name, for people. file: of the model, or empty. left_out: kinds or paths of blocks that stay
+    eager. cell: pixels per side of a latent cell, for people.
     """
 
     chosen: str
@@ -37,7 +37,7 @@ class CompileRequest:
         return cls(chosen, device, *registry.resolve(chosen, device), role, **settings)
 
     def backend_on(self, device: str) -> tuple[Backend, Capabilities]:
-        """The backend for a type of device. On another one than expected the choice is resolved again.
+        """The backend for a type of device. Resolves the choice again if it is not the expected type.
 
         Raises BackendUnavailableError.
         """

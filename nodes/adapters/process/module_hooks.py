@@ -1,4 +1,4 @@
-"""The hooks of one module: built once, and again only after the module's code changed."""
+"""The hooks of one module: built once, and rebuilt only after the module's code changed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ModuleHooks:
     """Builds the hooks of a module for one program; a `HookBuilder`.
 
     The compile node counts the regions of a module before its weights are loaded. The program asks for the same hooks
-    at each new weights epoch, most of which only move weights. So they are kept for as long as the modules, their
-    settings and the code that they reach stay the same.
+    at each new weights epoch, most of which only move weights. So the hooks are reused until the modules, their
+    settings or the code that they reach change.
 
-    It holds the module weakly, since the program keeps it.
+    The reference to the module is weak, because the program keeps this object alive.
     """
 
     def __init__(self, module: torch.nn.Module, role: Role, names: tuple[str, ...], weights: WeightsEpoch) -> None:
@@ -42,7 +42,7 @@ class ModuleHooks:
         self._reasons: list[BypassReason] = []  # why blocks have no hook
 
     def __call__(self, run: LendingRunner, bypass: Bypass) -> Sequence[Hook]:
-        """The hooks, with `run` and `bypass` behind them from now on. Reports why blocks have none."""
+        """Connect the hooks to `run` and `bypass`, and return them. Reports to `bypass` why blocks have no hook."""
         self._run, self._bypass = streamed(run, self._weights.paged), bypass
         self._build_if_changed()
         for reason in self._reasons:
@@ -50,13 +50,13 @@ class ModuleHooks:
         return self._kept
 
     def known(self) -> Sequence[Hook]:
-        """The hooks before any call. Raises UserError if a name of `left_out` is surely no block of the module."""
+        """The hooks before any call. Raises UserError if a name of `left_out` is certainly no block of the module."""
         self._build_if_changed()
         require_known(self._names, self._all, self._reasons)
         return self._kept
 
     def count(self) -> int:
-        """How many regions these hooks have, as far as they are known before a call. Raises as `known` does."""
+        """The number of regions of these hooks that are known before a call. Raises as `known` does."""
         hooks = self.known()
         if self._count is None:
             sites, memo = [site for hook in hooks for site in hook.sites], Memo()
@@ -66,7 +66,7 @@ class ModuleHooks:
         return self._count
 
     def close(self) -> None:
-        """The module was garbage collected: let go of its blocks."""
+        """The module was garbage collected: drop the references to its blocks."""
         self._built_for, self._all, self._kept = None, [], []
         self._run, self._bypass = _run_nothing, _report_nothing
 

@@ -1,4 +1,4 @@
-"""The one GraphCache of the process, and what the process keeps for each module that runs through it."""
+"""The one GraphCache of the process, and the record of each module that runs through it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _records: dict[int, ModuleRecord] = {}
 _numbers = itertools.count(1)
 # Numbers of modules that were garbage collected. Garbage is collected in any thread at any moment, also in one that a
 # compile waits for while this pack's locks are held. So the finalizer only notes the number. A thread, `_clean_up`,
-# drops what belongs to it, unless a caller of `cache` does so first.
+# drops the module's record and captures, unless a caller of `cache` or `program_for` does so first.
 _collected: collections.deque[int] = collections.deque()
-_to_forget: collections.deque[int] = collections.deque()  # those whose captures are not dropped yet
+_to_forget: collections.deque[int] = collections.deque()  # numbers whose captures are not dropped yet
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # `put` is reentrant, so a finalizer may call it
 _cleaner: threading.Thread | None = None
 _ending = threading.Event()
-_END_SECONDS = 10.0  # that the thread may take to end
+_END_SECONDS = 10.0  # timeout for the thread's end
 
 
 # --- the cache ---------------------------------------------------------------------------------------------------
@@ -86,9 +86,9 @@ def _within_reach(device: str) -> int:
 
 
 def _show_memory() -> None:
-    """A capture was made: let ComfyUI ask for its memory. Without that, captures keep theirs until Free Graphs.
+    """After a capture: let ComfyUI reclaim its memory. Otherwise captures keep their memory until Free Graphs.
 
-    Core asks what is loaded on the device that needs memory, so each device has a holder of its own.
+    Core looks for loaded models on the device that needs memory, so each device has its own holder.
     """
     assert _cache is not None
     graph_cache = _cache
@@ -100,7 +100,7 @@ def _show_memory() -> None:
                 held = functools.partial(_held_on, graph_cache, name)
                 _holders[name] = MemoryHolder(torch.device(name), held, graph_cache.give_back)
             _holders[name].show()
-    except Exception:  # a class of core's has changed, which must not cost the picture
+    except Exception:  # a class of core's has changed; the prompt must not fail
         logger.warning("Resolute: ComfyUI cannot ask for the memory of captures", exc_info=True)
         graph_cache.after_capture = lambda: None
 
@@ -115,13 +115,13 @@ def waiting_seconds() -> float:
 
 
 def device() -> torch.device:
-    """Where ComfyUI runs models."""
+    """The device on which ComfyUI runs models."""
     chosen: torch.device = comfy.model_management.get_torch_device()
     return chosen
 
 
 def device_name() -> str:
-    """Numbers that were measured on this device are kept under this name."""
+    """The name under which measurements on this device are stored."""
     where = device()
     return torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
 
@@ -135,17 +135,17 @@ class ModuleRecord:
 
     owner: int  # the number of the module in this process
     weights: WeightsEpoch
-    # By the name of the backend, the names of the blocks that are left out, and the role that the node asked for: a VAE
-    # of videos is one module for both ways.
+    # By the backend's name, the names of the left-out blocks, and the role of the node's request: a VAE of videos
+    # encodes and decodes in one module.
     programs: dict[tuple[str, tuple[str, ...], Role], Program] = field(default_factory=dict)
     hooks: dict[tuple[str, tuple[str, ...], Role], ModuleHooks] = field(default_factory=dict)
     fingerprint: str = ""
     fingerprint_epoch: int = 0  # the weights epoch in which it was computed
 
     def close(self) -> None:
-        """The module was garbage collected: let go of its blocks and weights.
+        """The module was garbage collected: drop the references to its blocks and weights.
 
-        What is left here waits for another collection, since a program refers to itself.
+        The rest waits for another collection, since a program refers to itself.
         """
         for program in self.programs.values():
             program.close()
@@ -154,7 +154,7 @@ class ModuleRecord:
         self.weights.let_go()
 
     def structure(self) -> str:
-        """The model of a shape, as `GraphKey.plain` writes it; empty if no call needed the fingerprint yet."""
+        """The short fingerprint that `GraphKey.plain` writes as a shape's model; empty until a call computes it."""
         return self.fingerprint[:12]
 
 
@@ -193,7 +193,7 @@ def hooks_for(module: torch.nn.Module, request: CompileRequest, backend: str) ->
 
 
 def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -> tuple[Program, str]:
-    """The program that runs `module` as a node asked for, made once, and the name of its backend.
+    """The program that runs `module` for a node's request, made once, and the name of its backend.
 
     device: the type of device that the module runs on ("cuda"). Raises BackendUnavailableError.
     """
@@ -217,14 +217,14 @@ class _StandIn(CudaGraphProgram):
 
 
 def stand_in_for(module: torch.nn.Module, device: str) -> Program:
-    """Make a program that runs a module's originals while its backend is imported, as captures where the device can."""
+    """Make a fallback that runs a module eagerly while its backend is imported, captured if the device can capture."""
     return _StandIn(record_of(module).owner, CudaGraphBackend().probe(device).available)
 
 
 def fingerprint_of(module: torch.nn.Module) -> str:
     """A digest of a module's structure: its classes, parameter shapes and settings, not the values of its weights.
 
-    Computed once per weights epoch, because its settings may change in between.
+    Computed once per weights epoch, because the settings may change between epochs.
     """
     record = record_of(module)
     if not record.fingerprint or record.fingerprint_epoch != record.weights.epoch:
@@ -234,7 +234,7 @@ def fingerprint_of(module: torch.nn.Module) -> str:
 
 
 def programs() -> dict[tuple[int, str, tuple[str, ...], Role], Program]:
-    """Every program of the process, by the number of its module, its backend's name, what is left out, and its role."""
+    """Every program of the process, by its module's number, its backend's name, its left-out blocks, and its role."""
     return {
         (owner, *key): program
         for owner, record in list(_records.items())  # another thread may add one meanwhile
@@ -251,7 +251,7 @@ def _note_collected(owner: int) -> None:
 
 
 def _clean_up() -> None:
-    """Drop what belongs to collected modules as soon as no call runs, so that its memory does not wait for a prompt."""
+    """Drop the captures of collected modules once no call runs, so that their memory does not wait for a prompt."""
     while True:
         _wake.get()
         if _ending.is_set():
@@ -263,20 +263,20 @@ def _clean_up() -> None:
 
 
 def _end_cleaner(cleaner: threading.Thread) -> None:
-    """Let the thread end by itself: if Python ends one that deletes a graph, the process aborts."""
+    """Let the thread end by itself: if Python kills it while it deletes a graph, the process aborts."""
     _ending.set()
     _wake.put(None)
     cleaner.join(_END_SECONDS)
 
 
 def _drop_captures_of_collected(graph_cache: GraphCache) -> None:
-    """Not in `cache()`, which serves requests too: it may have to wait for a compile that runs."""
+    """May block on a running compile, so `cache()`, which also serves HTTP requests, does not call it."""
     while (owner := _next(_to_forget)) is not None:
         graph_cache.forget(owner)
 
 
 def _next(owners: collections.deque[int]) -> int | None:
-    """Take the oldest one; None if there is none, perhaps because another thread took the last."""
+    """Pop the oldest number; None if the deque is empty, perhaps because another thread popped the last one."""
     try:
         return owners.popleft()
     except IndexError:

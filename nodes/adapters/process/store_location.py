@@ -30,7 +30,7 @@ def source() -> str:
     """A digest of all code that a trace may include, 16 hexadecimal digits. After an update of ComfyUI it differs, so
     regions compile again.
 
-    The code that a trace does include is known only after tracing, which a stored region is there to save.
+    The code that a trace does include is known only after tracing, and a stored region exists to avoid a trace.
     """
     digest = hashlib.sha256()
     # ComfyUI's folder may be listed more than once: its database adds "." to sys.path.

@@ -1,4 +1,4 @@
-"""The settings of ComfyUI's dialog. An environment variable of the same meaning wins.
+"""The settings of ComfyUI's dialog. The environment variable of a setting takes precedence.
 
 ComfyUI keeps the settings of its only user in `user/default/comfy.settings.json`. They are read once, when
 ComfyUI's server starts.
@@ -26,23 +26,23 @@ VARIABLES = {
     "Resolute.Remember": "RESOLUTE_REMEMBER",
     "Resolute.Workers": "RESOLUTE_WORKERS",
 }
-# A number that means "automatic": then nothing is passed on.
+# The number that means "automatic": the variable is then not set.
 _AUTOMATIC = {"Resolute.BudgetMiB": 0, "Resolute.Workers": -1}
 _MAX_NUMBER = 1 << 24  # MiB
 
 
 def variables() -> dict[str, str]:
-    """The settings of the dialog, as texts of the environment variables of the same meaning."""
+    """The settings of the dialog, as environment variables: name -> text."""
     return _in_variables(_read())
 
 
 def all_set() -> dict[str, str]:
-    """Every variable that has a value, in the environment or in the dialog."""
+    """Every variable that is set in the environment or in the dialog; the environment wins."""
     return {**variables(), **given_variables()}
 
 
 def fixed() -> dict[str, str]:
-    """Settings that an environment variable decides: name in the dialog -> "VARIABLE=value"."""
+    """Settings that an environment variable overrides: name in the dialog -> "VARIABLE=value"."""
     given = given_variables()
     return {name: f"{variable}={given[variable]}" for name, variable in VARIABLES.items() if variable in given}
 

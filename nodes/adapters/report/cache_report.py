@@ -27,16 +27,16 @@ _RUNS_IN_TEXT = 20
 def report() -> dict[str, Any]:
     """The state of the cache, as JSON: its own report, and twelve more fields.
 
-    coming: regions without code yet, and in about how many seconds it is there; null until the first one came. Also
-    what the badge says of it, as `left`, `text` and `words`. working: what a prompt waits for now, or null, and failed:
-    how many regions could not be compiled, both in the same form.
-    regions_ready: compiled regions in memory, each once for all models: the count that people see. sizes_ready: of
-    diffusion models, those that run at once. modules: for each compiled module, how many of its regions are compiled,
-    its blocks by how they were recognised, the names of blocks that the user left out, and what computes its quantized
-    weights. store: regions kept on disk, and their bytes.
+    coming: regions still to compile, and about how many seconds that takes; null until the first one is compiled. Also
+    the badge's message, as `left`, `text` and `words`. working: the work that the prompt waits for, or null. failed:
+    how many regions failed to compile. Both have a `text` and `words` too.
+    regions_ready: compiled regions in memory, each counted once for all models: the count that people see. sizes_ready:
+    sizes of diffusion models that run at once. modules: for each compiled module, its compiled regions, its blocks by
+    how they were recognised, the names of blocks that the user left out, and what computes its quantized weights.
+    store: regions on disk, and their bytes.
     models: for each remembered model and shape, whether it is ready in memory or on disk. attention: the kernel of each
     shape that was measured. whole_calls: calls that were compared, with their seconds compiled and eager. device: see
-    `_device`. measurements: what *Measure against stock* found on this device.
+    `_device`. measurements: the results of *Measure against stock* on this device.
     """
     cache, programs = runtime.cache(), runtime.programs()
     modules = [
@@ -74,7 +74,7 @@ def report() -> dict[str, Any]:
 
 
 def _device() -> dict[str, Any]:
-    """Where models run: its name, whether captures are made there, and its memory in bytes."""
+    """The device that runs models: its name, whether it makes captures, and its memory in bytes."""
     where = runtime.device()
     management = comfy.model_management
     return {
@@ -91,7 +91,7 @@ def ready_sizes() -> list[tuple[int, int]]:
 
 
 def text() -> str:
-    """The report for people, with the machine before it and the latest runs after it: what a bug report needs."""
+    """The text of a bug report: the machine, the settings, the report for people and the latest runs."""
     data, settings = report(), user_settings.all_set()
     python = sys.version.split()[0]
     lines = [

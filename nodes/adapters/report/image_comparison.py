@@ -10,7 +10,7 @@ import torch
 
 from ....compile_cache.texts import Text
 
-# Errors are given in levels of an 8-bit image: 1 is the smallest difference that a saved file can show.
+# Errors are in levels of an 8-bit image: 1 is the smallest difference that a saved file can show.
 LEVELS = 255.0
 # Tolerance for float32 rounding, in levels: with a limit of 1, a difference of exactly one level must pass.
 _ROUNDING = 1e-3

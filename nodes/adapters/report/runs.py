@@ -19,7 +19,7 @@ _warm_up_prompt: str | None = None  # the prompt whose runs belong to a warm-up
 
 
 def add(run: Run) -> None:
-    """Keep a run that ended."""
+    """Keep a finished run, and send it to the front ends."""
     plain = {**rows.plain(run), "prompt_id": prompt_now()}
     _runs.append(plain)
     broadcast("run", run=plain)
@@ -27,7 +27,7 @@ def add(run: Run) -> None:
 
 @contextlib.contextmanager
 def warming_up() -> Iterator[None]:
-    """Runs meanwhile are those of a warm-up. ComfyUI runs one prompt at a time."""
+    """Inside, all runs count as a warm-up's. ComfyUI runs one prompt at a time."""
     global _warm_up_prompt
     begin_warm_up()
     try:
@@ -37,13 +37,13 @@ def warming_up() -> Iterator[None]:
 
 
 def begin_warm_up() -> None:
-    """The prompt that runs is a warm-up, and all its runs are."""
+    """Mark the current prompt, and so all its runs, as a warm-up."""
     global _warm_up_prompt
     _warm_up_prompt = prompt_now()
 
 
 def are_of_a_warm_up() -> bool:
-    """The run that ends now belongs to a warm-up."""
+    """True if the runs of the current prompt belong to a warm-up."""
     return prompt_now() == _warm_up_prompt
 
 
@@ -54,7 +54,7 @@ def prompt_now() -> str:
 
 
 def of_this_prompt() -> list[dict[str, Any]]:
-    """The runs of the prompt that runs now, oldest first, as `latest` has them."""
+    """The runs of the current prompt, oldest first, in the form of `latest`."""
     return [run for run in _runs if run["prompt_id"] == prompt_now()]
 
 

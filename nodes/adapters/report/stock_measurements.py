@@ -1,7 +1,7 @@
 """Results of *Measure against stock*: seconds with and without Resolute, by model, size and device.
 
-The front end queues the prompts and takes the seconds of sampling and decode. Their pictures come here through the node
-Measure, which writes no file; they are compared when the front end sends the seconds.
+The front end queues the prompts and measures the seconds of sampling and decode. The node Measure passes their pictures
+to this module and writes no file. The pictures are compared when the front end sends the seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from . import runs
 from .image_comparison import LEVELS
 
 ON, OFF = "on", "off"
-# PSNR in whole dB, as it is shown. Differences from the first on are hard to see. Between the two are pictures in half
-# precision: compiled and stock differ there as much as stock does with another attention. What is below was not
-# computed alike.
+# PSNR in whole dB, as shown. At or above _SAME, differences are hard to see. Pictures in half precision are between the
+# two: compiled and stock differ there as much as stock does with another attention. Below _NEARLY, the computations
+# themselves differed.
 _SAME, _NEARLY = 40, 25
 
 Key = tuple[str, str]  # the model's structure and the size
@@ -42,7 +42,7 @@ class Measurement:
     seconds, stock_seconds: of sampling and decode, medians over `prompts` prompts of each. spread: seconds between the
     quartiles of the arm that varied more; 0 if one prompt of each was measured. mse: the mean squared error of the
     pictures, of the worst one of a batch, in levels of 255; None if there was no picture. file: of the model. date:
-    "2026-11-27". bypass: the first code of one, if there was any. Raises ValueError for a time of 0.
+    "2026-11-27". bypass: the code of the run's first bypass, or empty. Raises ValueError for a time of 0.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Measurement:
 
     @property
     def ratio(self) -> float:
-        """Stock's seconds over ours; 1 if the spread hides the difference, or if it is below a twentieth."""
+        """Stock's seconds over ours; 1 if the spread hides the difference, or if it is below 5 percent."""
         ratio = self.stock_seconds / self.seconds
         is_clear = abs(self.stock_seconds - self.seconds) > self.spread and f"{ratio:.1f}" != "1.0"
         return ratio if is_clear else 1.0
@@ -104,7 +104,7 @@ class Measurement:
         return in_short(self.bypass) if self.bypass else Text("this model gains nothing on this GPU")
 
     def on_node(self) -> Text:
-        """Its seconds, below a prompt that was not measured itself: "1.1 s, 2.9x stock (3.2 s), measured on ..."."""
+        """The seconds, shown after a prompt that was not measured: "1.1 s, 2.9x stock (3.2 s), measured on ..."."""
         return Text("{figure}, measured on {date}", figure=self._seconds(), date=self.date)
 
     def plain(self) -> dict[str, Any]:
@@ -120,9 +120,9 @@ _pictures: dict[tuple[str, str], list[torch.Tensor]] = {}
 
 
 def keep_picture(measure: str, arm: str, images: Any) -> None:
-    """Keep the picture of a measure's prompt, (batch, height, width, channels), in place of that of an earlier one.
+    """Keep the pictures of a measurement's prompt, (batch, height, width, channels), and drop other measurements'.
 
-    measure: its number. arm: ON or OFF. What is no picture is left out.
+    measure: its number. arm: ON or OFF. images: anything but a tensor of 4 dimensions counts as no pictures.
     """
     for other in [key for key in _pictures if key[0] != measure]:
         del _pictures[other]
@@ -131,16 +131,16 @@ def keep_picture(measure: str, arm: str, images: Any) -> None:
 
 
 def _in_levels(image: torch.Tensor) -> torch.Tensor:
-    """As a file has it. Not a number is black."""
+    """Convert to 8-bit levels, as in a saved file. NaN becomes black."""
     return (image.nan_to_num(0.0).clamp(0, 1) * LEVELS).round().to("cpu", torch.uint8)
 
 
 def finish(body: Mapping[str, Any]) -> Measurement | None:
-    """Compare the pictures of a measure, and keep its result. Its pictures are forgotten.
+    """Compare the pictures of a measurement, drop them, and keep the result. Returns None if it was cancelled.
 
-    body: `measure`, and `prompt_id`, `seconds` and `stock_seconds` unless it was cancelled: then None comes back. The
-    last two are lists, with the seconds of each prompt. `nodes` of the `workflow` with that id show the result, also
-    after a reload. Raises UserError for a body without seconds, and if nothing ran compiled in the prompt with that id.
+    body: `measure`, and, unless it was cancelled, `prompt_id`, `seconds` and `stock_seconds`; the last two are lists
+    with the seconds of each prompt. `nodes` (ids) of the `workflow` (an id) show the result, also after a reload.
+    Raises UserError for seconds that are no such list, and if nothing ran compiled in the prompt `prompt_id`.
     """
     measure = str(body.get("measure", ""))
     pair = [_pictures.pop((measure, arm), []) for arm in (ON, OFF)]
@@ -189,7 +189,7 @@ def _is_positive(value: object) -> bool:
 
 
 def _spread(seconds: Sequence[float]) -> float:
-    """From the lower to the upper quartile: a single slow prompt of many does not count."""
+    """Seconds from the lower to the upper quartile, so that one slow prompt of many does not count."""
     if len(seconds) < 2:
         return 0.0
     lower, _, upper = statistics.quantiles(seconds, n=4)
@@ -197,7 +197,7 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def _mse(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | None:
-    """The mean squared error of the worst pair, in levels of 255; the largest that there is for other shapes."""
+    """The mean squared error of the worst pair, in levels of 255; the largest possible one if shapes differ."""
     if not ours or not stock:
         return None
     if [each.shape for each in ours] != [each.shape for each in stock]:
@@ -206,7 +206,7 @@ def _mse(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> float | None:
 
 
 def of(run: Run) -> Measurement | None:
-    """The measurement on this device of such runs, if there is one: of the same file, size and number of steps."""
+    """This device's measurement for the run's model, file, size and number of steps; None if there is none."""
     found = _kept().get(runtime.device_name(), (run.structure, run.size)) if run.structure else None
     is_same = found is not None and (found.file, found.steps) == (run.file, run.steps)
     return found if is_same else None

@@ -1,1 +1,1 @@
-"""The shapes that earlier processes used: their regions are loaded ahead, and their readiness is reported."""
+"""The shapes that earlier processes used: preload their regions, and report which shapes are ready."""

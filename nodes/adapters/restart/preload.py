@@ -1,4 +1,4 @@
-"""Before a prompt runs: log what is ready, load compiled regions, start what a backend will need."""
+"""Before a prompt runs: log which shapes are ready, preload compiled regions, and prewarm backends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from . import shape_status
 
 logger = logging.getLogger(__name__)
 
-_MAX_MODELS = 8  # those used last; a UNet, a decoder and a ControlNet are three
+_MAX_MODELS = 8  # the last used; a UNet, a decoder and a ControlNet count as three
 _pending: dict[str, list[tuple[str, str]]] = {}  # by model: (backend, key) of the regions still to be loaded
 _wanted: collections.deque[str] = collections.deque(maxlen=_MAX_MODELS)  # models of queued prompts, the latest last
 
@@ -37,12 +37,12 @@ _wanted: collections.deque[str] = collections.deque(maxlen=_MAX_MODELS)  # model
 def begin(server: Any) -> None:
     """Preload when `server` (ComfyUI's PromptServer) starts to serve, and prewarm when a prompt is queued.
 
-    Not before: until then packs are imported, and a thread of ours could disturb another pack's imports. Only
-    `fake_devices` must come before a thread of another pack traces something.
+    Earlier, ComfyUI still imports packs, and a thread of ours could disturb another pack's imports. Only
+    `fake_devices.keep` must run before a thread of another pack traces anything.
     """
     fake_devices.keep()
-    # What is there now stays; ComfyUI collects every 10 s, and would look at all of it for 0.4 s. Not later: ComfyUI's
-    # executor would be frozen too, and its first cache keep models for ever.
+    # Present objects stay alive, and each of ComfyUI's collections, every 10 s, would scan them for 0.4 s. A later
+    # freeze would include ComfyUI's executor, whose first cache would then keep models forever.
     gc.freeze()
 
     async def start(app: Any) -> None:
@@ -55,15 +55,15 @@ def begin(server: Any) -> None:
 def before_prompt(body: dict[str, Any]) -> dict[str, Any]:
     """Prewarm the backends that a queued prompt will use, while it loads its models.
 
-    body: of the request, which ComfyUI has not validated yet. Returns it unchanged.
+    body: the request's body, which ComfyUI has not validated yet. Returns it unchanged.
     """
     try:
         chosen = {each for node in body["prompt"].values() if (each := _backend(node)) is not None}
         device = comfy.model_management.get_torch_device()
         for name in chosen:
-            for backend in registry.candidates(name):  # not `resolve`, which may import inductor: this is the server
+            for backend in registry.candidates(name):  # `resolve` may import inductor, too slow for the server
                 backend.prewarm(device, runtime.cache().config, runtime.cache().stats.host)
-    except Exception as error:  # ComfyUI, or the node, reports what is wrong with the prompt
+    except Exception as error:  # ComfyUI or the node reports the prompt's error
         logger.debug("Resolute: no backend was prewarmed for this prompt", exc_info=error)
     return body
 
@@ -95,16 +95,16 @@ def load_first(module: torch.nn.Module) -> None:
 
 
 def preload(device: torch.device) -> bool:
-    """Load the compiled regions of the models used last, those of a queued model first, and log what is ready.
+    """Load the compiled regions of the models used last, a queued model's first, and log which are ready.
 
-    Returns whether one of them lacks some.
+    Returns True if a model lacks regions.
     """
     cache = runtime.cache()
     models = {model.digest: model for model in cache.shapes.models()[:_MAX_MODELS]}
     pending = _pending
     pending.update({digest: _regions(model, device) for digest, model in models.items()})
     if pending:
-        collector.leave_prompts_alone()  # a prompt may already wait for what is imported here
+        collector.leave_prompts_alone()  # a prompt may already wait for this thread's imports
     loaded, seconds = collections.Counter[str](), collections.defaultdict[str, float](float)
     while pending:
         digest = next((model for model in reversed(_wanted) if model in pending), next(iter(pending)))

@@ -21,7 +21,7 @@ MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
 
 
 def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device) -> dict[str, Located]:
-    """By backend, where the regions of graphs are, with one query of each store."""
+    """Locate the regions of graphs, by backend, with one query of each store."""
     regions: dict[str, frozenset[str]] = {}
     for graph in graphs:
         if graph.key.backend in registry.NAMES:  # it may come from another version of this pack
@@ -30,7 +30,7 @@ def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device)
 
 
 def of_model(model: str, backend: str, cache: GraphCache, device: torch.device) -> Located:
-    """Where the regions are that a model ran on a backend before. model: as in GraphKey."""
+    """Locate the regions that a model has run on a backend. model: as in GraphKey."""
     graphs = [graph for graph in cache.shapes.of_model(model) if graph.key.backend == backend]
     return locate(graphs, cache, device).get(backend, Located())
 
@@ -62,7 +62,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
     """(width, height), in pixels, of pictures whose graphs are in memory, or on disk if none is in memory."""
     ready: dict[str, list[tuple[int, int]]] = {MEMORY: [], DISK: [], UNKNOWN: []}
     for shape in [*_captured(cache), *(shape for model in models(cache, device) for shape in model["shapes"])]:
-        size = sides_in(shape["size"])  # in the cells of its own model; none where that is not known
+        size = sides_in(shape["size"])  # in pixels, by the model's latent cells; None if unknown
         if (
             size is not None
             and shape["role"] in WHOLE_DIFFUSION_MODEL
@@ -73,7 +73,7 @@ def sizes(cache: GraphCache, device: torch.device) -> list[tuple[int, int]]:
 
 
 def count_ready(remembered: Iterable[Mapping[str, Any]], cache: GraphCache) -> int:
-    """How many rows of the panel's tables of diffusion models are ready, and captured sizes that no table has.
+    """Count the ready rows of the panel's tables of diffusion models, and the captured sizes that are in no table.
 
     remembered: from `models`.
     """

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def free_graphs() -> int:
     """Free all captures that no running session uses. Returns their bytes.
 
-    From any thread: it waits for a call that runs, because a capture fails if memory is given back meanwhile.
+    May be called from any thread. It waits for a running call, because freeing memory during a capture makes it fail.
     """
     freed = runtime.cache().trim()
     logger.info("Resolute: freed %d MiB of captured graphs", freed >> 20)
@@ -31,7 +31,7 @@ def free_graphs() -> int:
 
 
 def _free_by_hand() -> int:
-    """The button: calls are compared and what failed is compiled again. The node, in each prompt, leaves both."""
+    """For the button: also compare calls again and retry failed compiles. The node runs in each prompt and does not."""
     runtime.cache().whole_calls.measure_again()
     for name in registry.NAMES:
         registry.get(name).retry_failed()
@@ -39,8 +39,8 @@ def _free_by_hand() -> int:
 
 
 def free_or_wait(queue: Any) -> dict[str, Any]:
-    """Free all captures now, or while a prompt runs when that ends, compare decodes again, and let regions that failed
-    be compiled again. queue: ComfyUI's PromptQueue.
+    """Free all captures now, or at the end of the running prompt; then compare decodes again and retry failed compiles.
+    queue: ComfyUI's PromptQueue.
 
     Returns `state` ("freed", "nothing" or "later"), the `bytes` that were freed, and a `text` for people with its
     `words`.
@@ -54,7 +54,7 @@ def free_or_wait(queue: Any) -> dict[str, Any]:
 
 
 def freed_text(freed: int) -> Text:
-    """The sentence of the panel's button and of Free Graphs. freed: bytes of captures."""
+    """The message of the panel's button and of Free Graphs. freed: bytes of captures."""
     return Text("Freed {size}.", size=f"{freed / 2**20:.0f} MiB") if freed else Text("No captures to free.")
 
 

@@ -23,13 +23,13 @@ _ESTIMATES = {MERGE: -math.inf, SPLIT: math.inf}
 
 
 def wrap_sampling(patcher: Any, batching: str, watched: Callable[..., Any]) -> None:
-    """Wrap the sampling runs of `patcher`, our clone; a second compile node takes the place of the first.
+    """Wrap the sampling runs of `patcher`, our clone; a second compile node replaces the wrappers of the first.
 
     batching: one of POLICIES. watched: wraps each call of the model. Raises ValueError for an unknown `batching`.
     """
     wrappers = (
-        # Some families (MiniMax H3) let core's compiler begin in `forward`, before the wrappers of the diffusion model
-        # and before `_forward`, so it takes a wrapper around the whole run.
+        # Some families (MiniMax H3) start core's compiler in `forward`, before the wrappers of the diffusion model and
+        # before `_forward`, so only a wrapper around the whole run can switch it off.
         (WrappersMP.OUTER_SAMPLE, "resolute-core-compiler", _without_core_compiler),
         (WrappersMP.PREPARE_SAMPLING, "resolute-memory", memory.make_room),
         (WrappersMP.CALC_COND_BATCH, "resolute-batching", batching_wrapper(batching)),
@@ -40,7 +40,7 @@ def wrap_sampling(patcher: Any, batching: str, watched: Callable[..., Any]) -> N
 
 
 def set_wrapper(patcher: Any, kind: str, key: str, wrapper: Callable[..., Any] | None) -> None:
-    """Let `wrapper` be the one with this key. None: there is none."""
+    """Set the only wrapper with this key. None removes it."""
     patcher.remove_wrappers_with_key(kind, key)
     if wrapper is not None:
         patcher.add_wrapper_with_key(kind, key, wrapper)
@@ -59,7 +59,7 @@ def batching_wrapper(policy: str) -> Callable[..., Any] | None:
 
 
 def _with_estimate(estimate: float) -> Callable[..., Any]:
-    """Around the one call in each step that decides about batches: loading a model needs the real estimate."""
+    """Fake the estimate only around the call in each step that decides on batches: loading needs the real estimate."""
 
     def wrapper(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         # Another pack may have patched the method too, on the model itself.

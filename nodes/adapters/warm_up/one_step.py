@@ -1,4 +1,4 @@
-"""A model gets a sampler of few steps; the last step node in the prompt of a warm-up reports what ran."""
+"""Give a model a sampler of few steps, and report the runs of a warm-up's prompt at its last step node."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ _WORK = ("region_compiles", "region_loads", "captures")
 
 
 def begin_step(value: Any) -> Any:
-    """The work of a step node: what goes through is given on, a MODEL with a sampler of few steps.
+    """The work of a step node: pass the value on, a MODEL as a clone with a sampler of few steps.
 
-    The runs of the prompt that is running count as those of a warm-up.
+    All runs of the current prompt then count as a warm-up's.
     """
     runs.begin_warm_up()
     return with_few_steps(value) if isinstance(value, ModelPatcher) else value
 
 
 def with_few_steps(model: ModelPatcher) -> ModelPatcher:
-    """A clone of a MODEL whose samplers make as few predictions as show every shape."""
+    """A clone of a MODEL whose samplers make only the predictions needed to run every shape."""
     model = model.clone()
-    # The last wrapper is the innermost one, so those of the model and of DeepCache act as in any sampling run.
+    # The last wrapper is the innermost one, so the model's and DeepCache's wrappers act as in any sampling run.
     set_wrapper(model, WrappersMP.SAMPLER_SAMPLE, "resolute-warm-up", _few_steps)
     return model
 
 
 def _few_steps(executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wrapper of a sampler's `sample`: the noise levels are those of the workflow, and most of them are skipped."""
+    """Wrapper of a sampler's `sample`: it takes the workflow's noise levels and skips most of them."""
     return comfy.samplers.KSAMPLER(_sample_once).sample(*args, **kwargs)
 
 
 def _sample_once(
     model: Any, x: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any] | None = None, **_: Any
 ) -> torch.Tensor:
-    """A sampler function for core's `KSAMPLER`. It makes as few predictions as are needed to warm up every shape.
+    """A sampler function for core's `KSAMPLER` that makes only the predictions needed to warm up every shape.
 
-    That is one for each stage (see `_stages`), and with a step cache as many more as it takes to run each kind of pass.
+    That is one for each stage (see `_stages`). With a step cache, each stage goes on until each kind of pass has run.
     Returns `x` unchanged.
     """
     arguments = extra_args or {}
@@ -70,7 +70,7 @@ def _stages(levels: Sequence[float], boundaries: Iterable[float]) -> Iterator[li
     limits = sorted({torch.tensor(limit).item() for limit in boundaries})  # in fp32, as core compares them
 
     def place(step: int) -> tuple[int, int]:
-        # A step right at a limit is a group of its own: a cond that starts there is on, and so is one that ends there.
+        # A step exactly at a limit is its own group: conds that start there and conds that end there are both active.
         return sum(levels[step] > limit for limit in limits), sum(levels[step] >= limit for limit in limits)
 
     for _, steps in itertools.groupby(range(len(levels)), place):
@@ -91,7 +91,7 @@ def _boundaries(conds: Any) -> Iterator[float]:
 
 
 def report() -> str:
-    """A table of what ran in this prompt. Raises UserError if no compiled model or VAE ran."""
+    """A table of this prompt's compiled runs. Raises UserError if no compiled model or VAE ran."""
     found = runs.of_this_prompt()
     if not found:
         raise UserError("Nothing of this workflow ran compiled. See the texts on its compile nodes.")

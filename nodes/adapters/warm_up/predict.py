@@ -42,7 +42,7 @@ def predict(
     latent = torch.zeros(_latent_shape(item, latent_format.latent_channels, latent_cells.of_format(latent_format)))
     latent = comfy.sample.fix_empty_latent_channels(model, latent)  # adds a frame dimension for video models
     noise = torch.randn(latent.shape, generator=generator)
-    few, sampler = with_few_steps(model), "euler"  # which does not run
+    few, sampler = with_few_steps(model), "euler"  # replaced by `few`
     given = (cfg, sampler, "simple", positive, negative, latent)
     comfy.sample.sample(few, noise, _STEPS, *given, disable_pbar=True, seed=_SEED)
 
@@ -69,7 +69,7 @@ def decode(vae: Any, item: Item, tile_size: int, overlap: int) -> None:
 
 
 def _core_node(name: str) -> Any:
-    """One of core's nodes, to run it here. Only a server has them."""
+    """An instance of one of core's nodes, to call here. Only a running server has them."""
     import nodes
 
     return nodes.NODE_CLASS_MAPPINGS[name]()
@@ -85,7 +85,7 @@ def _latent_shape(item: Item, channels: int, scale_factor: int) -> tuple[int, in
 
 
 def dummy_conditioning(model: Any, chunks: int, generator: torch.Generator) -> Any:
-    """A CONDITIONING for `model` (a ModelPatcher) of random embeddings, shape (1, tokens, width), which alone matters.
+    """A CONDITIONING for `model` (a ModelPatcher) of random embeddings. Only their shape (1, tokens, width) matters.
 
     chunks: length in chunks of 77 tokens (256 for Flux). Raises UserError for a model family whose conditioning has a
     shape that this module does not know.

@@ -1,11 +1,11 @@
-"""Build the prompt that warms up a workflow: the workflow itself, in which each sampler runs as few steps as it can.
+"""Build the prompt that warms up a workflow: the same workflow, in which each sampler runs as few steps as possible.
 
-1. The output nodes are left out, so nothing is saved. Each of their links ends in a step node of ours instead, one
-   after the other. The last of them is the one output node of the prompt, and shows the report.
-2. A step node is put into each link of a model or a VAE, right before the node that uses it. It gives the model a
-   sampler of few steps (`one_step.py`), and lets ComfyUI run what follows again, although its inputs are the same.
-3. ComfyUI caches by inputs, so nothing that such a sampler made is ever taken for the result of the workflow: the step
-   node stands before it. What stands before the step node (loaders, compile nodes, texts) is shared with the workflow.
+1. The output nodes are removed, so nothing is saved. Each link to them ends in one of our step nodes instead. The step
+   nodes run one after the other; the last one is the prompt's only output node and shows the report.
+2. A step node is inserted into each link of a model or a VAE, right before the node that uses it. It gives the model a
+   sampler of few steps (`one_step.py`) and makes ComfyUI rerun the nodes after it, although their inputs are the same.
+3. ComfyUI caches results by inputs. A step node precedes each sampler, so the workflow never reuses a warm-up's result.
+   Nodes before the step nodes (loaders, compile nodes, texts) share their cached results with the workflow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .workflow import Link, Node, gives_size, parse_workflow, reached
 
 STEP, END = "ResoluteWarmUpStep", "ResoluteWarmUpEnd"
 
-_ANY = ("*", "COMFY_MATCHTYPE_V3")  # what a link of these types carries is known only when the workflow runs
+_ANY = ("*", "COMFY_MATCHTYPE_V3")  # the type of the value is known only when the workflow runs
 _MODEL, _VAE = "MODEL", "VAE"
 # A node whose outputs all have these types passes models on and runs none.
 _PASSED_ON = frozenset({_MODEL, _VAE, "CLIP", "CONTROL_NET", "CLIP_VISION", "STRING", *_ANY})
@@ -37,8 +37,8 @@ Prompt = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class WarmUpPrompt:
-    """prompt: in API form, ready to queue. warnings: one sentence for each part that is left out or compiles nothing,
-    with the reason.
+    """prompt: in API form, ready to queue. warnings: one sentence, with the reason, for each part that is left out or
+    compiles nothing.
     """
 
     prompt: Prompt
@@ -46,10 +46,10 @@ class WarmUpPrompt:
 
 
 def warm_up_prompt(prompt: Any, classes: Mapping[str, Any], asked: Sequence[Item] = ()) -> WarmUpPrompt:
-    """The prompt that warms up a workflow in API form, once for each asked size, or once as it is.
+    """The prompt that warms up a workflow in API form, once for each size in `asked`, or once at its own size.
 
-    classes: ComfyUI's node classes by id. Raises UserError if `prompt` is no such workflow, if nothing of it can be
-    warmed up, or if sizes are asked for and no node of it gives one.
+    classes: ComfyUI's node classes by id. Raises UserError if `prompt` is no such workflow, if none of its nodes can be
+    warmed up, or if `asked` has sizes and no node sets the size.
     """
     graph = _Graph(parse_workflow(prompt), classes)
     uses, warnings = graph.uses(), graph.warnings()
@@ -72,7 +72,7 @@ class _Graph:
 
     def __init__(self, nodes: Mapping[str, Node], classes: Mapping[str, Any]) -> None:
         self.nodes, self._classes = nodes, classes
-        self._savers: dict[str, Node] = {}  # output nodes whose value others need and which only they make
+        self._savers: dict[str, Node] = {}  # output nodes with a result that others need
         outputs = {name for name, node in nodes.items() if getattr(self._class(node), "OUTPUT_NODE", False) is True}
         self._outputs = outputs
         found = {name: self._sources(node) for name, node in nodes.items()}
@@ -105,7 +105,7 @@ class _Graph:
         ]
 
     def why_not_compiled(self, name: str, each: str) -> str | None:
-        """A sentence if what this input gets was not compiled. None if it was; empty if the type is not known."""
+        """A sentence if this input's model or VAE is not compiled. None if it is; empty if the type is not known."""
         link = self.links[name][each]
         kind = self._type(link)
         if kind not in _COMPILERS:
@@ -113,7 +113,7 @@ class _Graph:
         return None if link[0] in self._compiled[kind] else f"{self.nodes[name].label}: its {_COMPILERS[kind][1]}"
 
     def warnings(self) -> list[str]:
-        """Sentences about what is left out, and about what is not compiled."""
+        """A sentence for each part that is left out, and for each model or VAE that is not compiled."""
         saved = [
             f"{node.label}: a warm-up runs no output node, so what needs its result is left out."
             for node in self._savers.values()
@@ -124,7 +124,7 @@ class _Graph:
         return {name: self._source(link) for name, link in node.links.items()}
 
     def _source(self, link: Link) -> Link | None:
-        """Where a link's value comes from if no output node runs; None if only an output node makes it."""
+        """The link that provides the value if no output node runs; None if only an output node computes it."""
         current: Link | None = link
         for _ in range(len(self._outputs) + 1):  # a bounded loop, because the workflow may have a cycle
             if current is None or current[0] not in self._outputs:
@@ -137,7 +137,7 @@ class _Graph:
         return None
 
     def _edges_of(self, kind: str) -> dict[str, list[str]]:
-        """The links on which a compiled model or VAE may go, also inside a pipe: node -> nodes that use it."""
+        """The links that may carry a compiled model or VAE, also inside a pipe: node -> nodes that use its outputs."""
         other = _NEVER_COMPILED | _COMPILERS.keys() - {kind}
         edges: dict[str, list[str]] = {}
         for name, links in self.links.items():
@@ -160,7 +160,7 @@ class _Graph:
 
 
 def _compiles(node: Node, kind: str) -> bool:
-    """It is a compile node of this kind. A loader compiles its VAE if it is asked to."""
+    """True for a compile node of this kind. A loader counts for a VAE if its inputs ask for a compiled one."""
     if kind == _VAE and node.class_type in LOADERS:
         asked = node.inputs.get("compile_vae", True) is not False
         return asked if node.class_type == LOADERS[0] else node.inputs.get("vae_speedup", "disable") != "disable"
@@ -168,17 +168,17 @@ def _compiles(node: Node, kind: str) -> bool:
 
 
 class _Builder:
-    """Collects the nodes of the new prompt, size by size: each begins when the one before it is over."""
+    """Collects the nodes of the new prompt, size by size: each size starts after the previous one ends."""
 
     def __init__(self, graph: _Graph, uses: set[tuple[str, str]], sized: set[str]) -> None:
-        """uses: see `_Graph.uses`. sized: the nodes that depend on the size, of which each size has its own."""
+        """uses: see `_Graph.uses`. sized: the nodes that depend on the size; they are copied for each size."""
         self._graph, self._uses, self._sized = graph, uses, sized
         self._names = (name for number in itertools.count(1) if (name := f"warm-up-{number}") not in graph.nodes)
-        self._last = ""  # the step node at the end of what was added so far
+        self._last = ""  # the last step node that was added
         self.prompt: Prompt = {}
 
     def add(self, number: int, item: Item | None) -> None:
-        """Add the workflow at this size, None: as it is. What does not depend on the size is in the prompt once."""
+        """Add the workflow at this size, or at its own if None. Nodes that do not depend on the size are added once."""
         graph, before = self._graph, self._last
         names = {name: next(self._names) if number and name in self._sized else name for name in graph.kept}
         placed: dict[Link, str] = {}
@@ -205,7 +205,7 @@ class _Builder:
         self.prompt[self._last]["class_type"] = END
 
     def _step(self, link: Link, before: str) -> str:
-        """Add a step node that gives on what `link` has, once the step node `before` is over. Returns its id."""
+        """Add a step node that passes the value of `link` on after the step node `before` has run. Returns its id."""
         name = next(self._names)
         waits = {"before": [before, 0]} if before else {}
         self.prompt[name] = {"class_type": STEP, "inputs": {"any": list(link), **waits}}

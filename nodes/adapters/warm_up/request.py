@@ -17,8 +17,8 @@ _DEFAULTS: dict[str, Any] = {"batch_sizes": "1", "prompt_chunks": "1", "cfg": CF
 
 @dataclass(frozen=True, slots=True)
 class WarmUpRequest:
-    """prompt: in API form, ready to queue. unknown: one sentence for each part of the workflow that is left out or
-    compiles nothing, with the reason.
+    """prompt: in API form, ready to queue. unknown: one sentence, with the reason, for each part of the workflow that
+    is left out or compiles nothing.
     """
 
     prompt: Mapping[str, Mapping[str, Any]]
@@ -29,8 +29,8 @@ def parse_request(body: Mapping[str, Any], classes: Mapping[str, Any]) -> WarmUp
     """Build the prompt for a request. Raises UserError if the request is invalid or has nothing to warm up.
 
     body: either {"prompt": a workflow in API form} or {"plan": {"checkpoint": file, "sizes": "1024x1024, 720x960"}}.
-    Beside a workflow, "sizes" and "batch_sizes" ("1") may name others than its own. A plan may also have "batch_sizes"
-    ("1"), "prompt_chunks" ("1"), "cfg" (7.0), "backend" ("auto") and "vae" (true). classes: ComfyUI's, by node id.
+    With a workflow, "sizes" and "batch_sizes" ("1") may replace its own. A plan may also have "batch_sizes" ("1"),
+    "prompt_chunks" ("1"), "cfg" (7.0), "backend" ("auto") and "vae" (true). classes: ComfyUI's node classes, by id.
     """
     if ("prompt" in body) == ("plan" in body):
         raise UserError('Send either "prompt" (a workflow in API form) or "plan" (a checkpoint and its sizes).')
@@ -45,13 +45,13 @@ def parse_request(body: Mapping[str, Any], classes: Mapping[str, Any]) -> WarmUp
         return WarmUpRequest(built.prompt, list(built.warnings))
     prompt = _prompt_for_plan(body["plan"])
     inputs = prompt["warm"]["inputs"]
-    # Read here too: the client gets an answer with the error, and not a prompt that fails later.
+    # Validate here too, so that the client gets the error as its answer and not a prompt that fails later.
     plan(inputs["sizes"], inputs["batch_sizes"], inputs["prompt_chunks"])
     return WarmUpRequest(prompt, [])
 
 
 def _asked_sizes(body: Mapping[str, Any]) -> list[Item]:
-    """The sizes at which a workflow is to be warmed up, the largest first. Empty: those that it has."""
+    """The sizes at which to warm up a workflow, the largest first. Empty: the workflow's own sizes."""
     sizes, batches = body.get("sizes"), body.get("batch_sizes", "1")
     if sizes is None and "batch_sizes" not in body:
         return []
@@ -91,5 +91,5 @@ def _check_fields(values: Mapping[str, Any]) -> None:
     if not isinstance(values["backend"], str):
         raise UserError(f'"backend" of a plan must be a name, such as "auto", not {excerpt(values["backend"])}.')
     cfg = values["cfg"]
-    if isinstance(cfg, bool) or not isinstance(cfg, (int, float)) or not 0 <= cfg <= MAX_CFG:  # NaN is not
+    if isinstance(cfg, bool) or not isinstance(cfg, (int, float)) or not 0 <= cfg <= MAX_CFG:  # refuses NaN too
         raise UserError(f'"cfg" of a plan must be a number from 0 to {MAX_CFG:g}, not {excerpt(cfg)}.')

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ....compile_cache.errors import UserError, excerpt
 
-MAX_BODY = 16 << 20  # bytes; workflows take thousands, and some hold pictures as text
+MAX_BODY = 16 << 20  # bytes; workflows have thousands, and some embed images as text
 MAX_SMALL_BODY = 64 << 10  # bytes, where only a client_id is read
 MAX_VALUES = 200_000  # in the whole request; a node has about ten
 MAX_ENTRIES = 10_000  # of one list or object
@@ -60,7 +60,7 @@ def parse_body(content: bytes) -> dict[str, Any]:
 
 
 def _values(body: dict[str, Any]) -> Iterator[Any]:
-    """Every value in it, level by level, so that no depth reaches the end of Python's stack."""
+    """Every value in the body, level by level, because recursion into a deep body would overflow Python's stack."""
     level: list[Any] = [body]
     for _ in range(MAX_DEPTH):
         inside: list[Any] = []
@@ -94,7 +94,7 @@ def _check_number(value: Any) -> None:
 
 
 def _parse_int(text: str) -> int:
-    if len(text) > _MAX_DIGITS:  # Python takes long to read a number with many digits, and refuses one with 4,300
+    if len(text) > _MAX_DIGITS:  # Python parses long numbers slowly, and refuses more than 4,300 digits
         raise UserError(f"{excerpt(text)} is too large a number. Numbers may go up to 2**64.")
     return int(text)
 

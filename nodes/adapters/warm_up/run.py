@@ -51,7 +51,7 @@ class WarmUpInputs:
 
 
 def warm_up(inputs: WarmUpInputs, items: Sequence[Item], node_id: str | None = None) -> list[Outcome]:
-    """Warm up every item, in the given order. A failed item becomes an outcome and the others go on.
+    """Warm up every item, in the order of `items`. A failed item becomes an outcome, and the next items still run.
 
     Raises UserError if none of the connected inputs can be warmed up, and ComfyUI's InterruptProcessingException if the
     user cancels.
@@ -89,7 +89,7 @@ def _say(text: Text, node_id: str | None) -> None:
 
 
 def skipped_inputs(inputs: WarmUpInputs) -> list[str]:
-    """One sentence for each connected input that is not warmed up: why, and what to do."""
+    """One sentence, with the reason and the remedy, for each connected input that is not warmed up."""
     sentences: list[str] = []
     if inputs.model is inputs.vae is inputs.control_net is None:
         sentences.append(Text("Connect the output of Compile Model or Compile VAE Decode."))
@@ -162,12 +162,12 @@ def _run_task(task: Task) -> Outcome:
 
 
 def _captures() -> dict[CaptureKey, tuple[int, int]]:
-    """Bytes and hits of each capture that there is. One that was made or used meanwhile differs."""
+    """Bytes and hits of each existing capture. A capture that was made or replayed in between has another value."""
     return {key: (entry.bytes, entry.hits) for key, entry in runtime.cache().captured()}
 
 
 def _warms_model(inputs: WarmUpInputs) -> bool:
-    """A compiled ControlNet is enough: a prediction of a model that is not compiled runs it too."""
+    """True if there is a model and it or the ControlNet is compiled: an uncompiled model runs the ControlNet too."""
     control_patcher = getattr(inputs.control_net, "control_model_wrapped", None)
     return inputs.model is not None and (_is_compiled(inputs.model) or _is_compiled(control_patcher))
 
@@ -177,13 +177,13 @@ def _warms_vae(inputs: WarmUpInputs) -> bool:
 
 
 def _is_compiled(patcher: Any, role: Role | None = None) -> bool:
-    """role: of the forward that is asked for; None: any."""
+    """True if a forward of the patcher is compiled in this role, or in any role if None."""
     patches = getattr(patcher, "object_patches", {}).values()
     return any(isinstance(patch, CompiledForward) and role in (None, patch.role) for patch in patches)
 
 
 def _key_of(value: Any) -> Hashable:
-    """Everything of an input that decides a call's signature: shapes of tensors, plain values, and which objects."""
+    """The parts of an input that decide a call's signature: shapes of tensors, plain values, identities of objects."""
     leaves, structure = pytree.tree_flatten(value)
     return (str(structure), *map(_key_of_leaf, leaves))
 

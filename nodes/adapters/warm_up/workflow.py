@@ -59,12 +59,12 @@ def as_link(value: Any) -> Link | None:
 
 
 def gives_size(node: Node) -> bool:
-    """It makes latents of a size, in its own inputs: Empty Latent Image and its kind, also those of videos."""
+    """True if the node's own inputs set a latent's size, as in Empty Latent Image and its variants for videos."""
     return all(name in node.inputs for name in _SIZE_INPUTS)
 
 
 def reached(edges: Edges, starts: Iterable[str]) -> set[str]:
-    """`starts` and the ids of all nodes that lead on from them."""
+    """`starts` and the ids of all nodes reachable from them."""
     found: set[str] = set()
     waiting = list(starts)
     while waiting:

@@ -1,1 +1,1 @@
-"""Where a module's weights are, the epoch that says if a capture over them is right, and how they are paged."""
+"""Where a module's weights are, the epoch that decides if a capture over them is valid, and how they are paged."""

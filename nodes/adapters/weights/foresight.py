@@ -1,10 +1,10 @@
-"""The time inputs of a sampling run's other noise levels, before their steps come.
+"""Compute the time inputs of a sampling run's other noise levels ahead of their steps.
 
-A prologue of the time (see `split_blocks`) is computed for all noise levels while its weights are on the device, so it
-needs the inputs that blocks will get. The model makes them from the time outside its blocks. So the model's own forward
-runs once for each other level, until it calls its first block, and goes no further.
+A block's time prologue (see `split_blocks`) is computed for all noise levels while its weights are on the device, so it
+needs the block's future inputs. The model computes them from the time outside its blocks. So the model's own forward
+runs once for each other level and stops at its first block.
 
-What was foreseen wrongly is never found, since results are kept by the values of their inputs.
+A wrong prediction is harmless: results are looked up by the values of their inputs, so it is never used.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Forwards = Callable[[], Iterable[Callable[[], Any]]]
 _OPTIONS = "transformer_options"
 _TIMES = ("timestep", "timesteps", "t")  # how core's models name the time
 _MOST = 256  # noise levels of a run
-_MOST_LOOKS = 16  # of a run: each conditioning and batch needs one
+_MOST_LOOKS = 16  # per run: each conditioning and batch needs one
 
 
 class _FirstBlockReached(BaseException):
-    """Ends a forward. Not an Exception, which a model's code may handle."""
+    """Stops a forward. A BaseException, because a model's code may handle an Exception."""
 
     def __init__(self, times: Inputs) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class _FirstBlockReached(BaseException):
 
 
 class Foresight:
-    """Of one model. Not thread-safe: callers hold the cache's lock."""
+    """Predicts the time inputs of one model's blocks. Not thread-safe: callers hold the cache's lock."""
 
     def __init__(self) -> None:
         self._offer: Forwards | None = None
         self._looks = 0
         self._now: Inputs = ()
         self._others: dict[Content, Inputs] = {}
-        self._is_looking = False  # a forward runs only to show its times
+        self._is_looking = False  # a forward runs only to compute its times
 
     @contextmanager
     def offered(self, forwards: Forwards) -> Iterator[None]:
-        """Inside, a call of the model runs. forwards: the same call at each other noise level of the run."""
+        """Wraps a call of the model. forwards: yields the same call at each other noise level of the run."""
         self._offer = forwards
         try:
             yield
@@ -59,16 +59,16 @@ class Foresight:
             self._offer = None
 
     def forget(self) -> None:
-        """The run is over."""
+        """The sampling run is over: drop its times."""
         self._looks, self._now, self._others = 0, (), {}
 
     def reach(self, times: Inputs) -> None:
-        """A forward reached a block with these times. It ends here if it runs only to show them."""
+        """A forward reached a block with these times. Stops the forward if it runs only to compute them."""
         if self._is_looking:
             raise _FirstBlockReached(times)
 
     def others(self, times: Inputs) -> dict[Content, Inputs]:
-        """What a block gets at each other noise level in place of these times, by values; empty if unknown."""
+        """The times that replace these at each other noise level, by their values; empty if unknown."""
         if not are_same(times, self._now):
             self._now, self._others = times, {}
             if self._offer is not None and self._looks < _MOST_LOOKS:
@@ -92,7 +92,7 @@ class Foresight:
         return found
 
     def _times_in(self, forward: Callable[[], Any]) -> Inputs:
-        """The times with which a forward reaches its first block; none if it reaches none."""
+        """The times with which a forward reaches its first block; empty if it reaches no block."""
         self._is_looking = True
         try:
             forward()
@@ -108,13 +108,13 @@ def _kinds_of(times: Inputs) -> list[tuple[torch.Size, torch.dtype, torch.device
 
 
 class NoiseLevels:
-    """Of one model of core's, a `BaseModel`, which turns a noise level into the time that its network gets."""
+    """Converts the noise levels of a run into time inputs, as core's `BaseModel` does for its network."""
 
     def __init__(self) -> None:
         self._model: Callable[[], Any] = _nothing
 
     def begin(self, model: Any) -> None:
-        """A sampling run of the model starts; None: of an unknown one. It is held weakly."""
+        """A sampling run of the model starts; None if the model is unknown. Keeps only a weak reference."""
         self._model = _nothing if model is None else weakref.ref(model)
 
     def forwards(
@@ -122,8 +122,8 @@ class NoiseLevels:
     ) -> Iterator[Callable[[], Any]]:
         """The call `forward(*positional, **named)` at each other noise level.
 
-        None, if the present time is not what core's model makes from one of the run's noise levels: a sampler is
-        between two of them, or something else decides the time.
+        Yields nothing if the current time does not belong to one of the run's noise levels: the sampler is between two
+        of them, or other code set the time.
         """
         name = next((name for name in _TIMES if isinstance(named.get(name), torch.Tensor)), None)
         options, sampling = named.get(_OPTIONS) or {}, getattr(self._model(), "model_sampling", None)

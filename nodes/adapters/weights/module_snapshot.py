@@ -1,10 +1,10 @@
-"""Take a snapshot of all that decides how a model's modules compute, but weights, and compare it in each call.
+"""Snapshot everything except weights that decides the results of a model's modules, and compare it in each call.
 
-A sampling run takes one when it starts. As a whole it says at the next run whether captures and regions are still
-right. Within a run, a wrapper with a start and an end percent may set an attribute of a block, or exchange its forward,
-between two steps. `change` sees that. It runs in each call, so it has to be cheap: only the attributes that the model's
-code reads and does not write, with what is inside them (`Insides`), and the names around its classes. The next run asks
-it too, so what a call would see begins a new weights epoch.
+Each sampling run takes a snapshot when it starts. Comparing it with the last run's decides whether captures and regions
+are still valid. Within a run, a wrapper with a start and an end percent may set an attribute of a block, or replace its
+forward, between two steps. `change` detects that. It runs in each call, so it has to be cheap: it compares only the
+attributes that the model's code reads and does not write, their contents (`Insides`), and the names around its classes.
+The next run calls `change` too, so a change that a call would detect also starts a new weights epoch.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _names: weakref.WeakKeyDictionary[CodeReach, tuple[Names, Names, Names]] = weakr
 
 
 class ModuleSnapshot:
-    """The modules of a model with their attributes, hooks and foreign code. It keeps nothing of the model alive.
+    """The modules of a model with their attributes, hooks and foreign code. It keeps no module or tensor alive.
 
-    settings: of the modules, equal in two snapshots if nothing of that has changed. loading: whether they cast their
-    weights, and how many patches these get on their way in. is_foreign: other packs put code or hooks into the modules.
+    settings: equal in two snapshots if no module, attribute, hook or foreign code changed. loading: which modules cast
+    their weights, and the number of patches per weight at loading. is_foreign: other packs added code or hooks.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        """modules: all of the model, the one that runs through the cache first."""
+        """modules: all modules of the model; the first one is the module that runs through the cache."""
         own = list(map(_dictionary, modules))
-        self._modules = tuple(map(weakref.ref, modules))  # by address, a new module could pass for one that is gone
+        self._modules = tuple(map(weakref.ref, modules))  # not ids: a new module may reuse a dead one's
         self._counted = [_counted(tuple(each), not number) for number, each in enumerate(own)]
         alike: defaultdict[tuple[type, tuple[str, ...]], list[int]] = defaultdict(list)
         for number, (module, names) in enumerate(zip(modules, self._counted, strict=True)):
@@ -85,7 +85,7 @@ class ModuleSnapshot:
         )
 
     def watch(self, modules: Sequence[torch.nn.Module], reach: CodeReach) -> None:
-        """Have `change` compare with this snapshot. reach: of the classes whose code may be compiled."""
+        """Prepare `change` to compare with this snapshot. reach: of the classes whose code may be compiled."""
         if reach not in _names:
             _names[reach] = _names_of({*map(type, modules)})
         self._read, assigned, written = _names[reach]
@@ -112,7 +112,7 @@ class ModuleSnapshot:
         self._lengths = list(map(len, map(_dictionary, parts)))
 
     def _watch(self, parts: Sequence[Any], watched: Sequence[Sequence[str]], written: Names) -> None:
-        """parts: the modules, and objects that their attributes hold. watched: names of attributes for each."""
+        """parts: the modules, and objects in their attributes. watched: the names of attributes to watch, per part."""
         self._parts = tuple(map(weakref.ref, parts))
         holders = [number for number, names in enumerate(watched) if names]
         names = [[*each, *each, _MODE][: max(2, len(each))] for number in holders for each in [watched[number]]]
@@ -128,19 +128,19 @@ class ModuleSnapshot:
         self._insides, self._modes = Insides(values, shut), self._modes_of(parts, own)
 
     def _values(self, own: Sequence[dict[str, Any]]) -> list[Any]:
-        """The attributes that are watched."""
+        """The values of the watched attributes."""
         return list(chain.from_iterable(map(_get, self._getters, self._holders(own))))
 
     def _modes_of(self, parts: Sequence[Any], own: Sequence[dict[str, Any]]) -> list[int]:
-        """The classes of all parts, and how the modules are set."""
+        """The class of each part, and the training mode of each module."""
         return [*map(id, map(type, parts)), *map(_mode, own[: len(self._modules)])]
 
     def change(self) -> str:
-        """Name something that is not as it was; empty if all is. Takes half a millisecond for 2,000 modules."""
+        """Name one thing that changed; empty if nothing did. Takes half a millisecond for 2,000 modules."""
         modules = [ref() for ref in self._parts]
         try:
             own = list(map(_dictionary, modules))
-        except AttributeError:  # a module is gone
+        except AttributeError:  # a module was garbage collected
             return "a part of the model"
         below = map(_children, self._parents(own))
         if list(chain.from_iterable(map(dict.values, below))) != list(self._children((*modules, None))):
@@ -155,7 +155,7 @@ class ModuleSnapshot:
             part, name = self._places[number]
             return f"{name} of {type(modules[part]).__name__}"
         lengths = list(map(len, own))
-        if lengths != self._lengths:  # also by paging, which adds attributes and takes them away
+        if lengths != self._lengths:  # paging too adds and removes attributes
             for number, module in enumerate(modules):
                 if lengths[number] != self._lengths[number] and (name := self._added(number, module)):
                     return f"{name} of {type(module).__name__}"
@@ -169,7 +169,7 @@ class ModuleSnapshot:
         return ""
 
     def _added(self, number: int, module: Any) -> str:
-        """A new attribute that the model's code reads, or that hides one of the module's class."""
+        """The name of a new attribute that the model's code reads or that shadows one of the class; empty if none."""
         own = vars(module)
         for name in set(_counted(tuple(own), not number)).difference(self._known[number]):
             if (name in self._read or hasattr(type(module), name)) and not is_own(module, name, own[name]):
@@ -178,7 +178,7 @@ class ModuleSnapshot:
 
 
 def _columns(names: Sequence[str], own: Sequence[dict[str, Any]]) -> tuple[list[object], bool]:
-    """The attributes of modules that have the same: plain ones by value, others by content. And if all are data."""
+    """The attributes of modules that have the same names, plain ones by value, others by content; if all are data."""
     columns, is_data = list[object](), True
     for name in names:
         column = [each[name] for each in own]
@@ -191,42 +191,42 @@ def _columns(names: Sequence[str], own: Sequence[dict[str, Any]]) -> tuple[list[
 
 @functools.lru_cache(maxsize=10_000)
 def _counted(names: tuple[str, ...], is_root: bool) -> tuple[str, ...]:
-    """The names among those of a module's attributes that are neither torch's own (weights, hooks, children), nor
-    bookkeeping, nor such as Resolute replaces on the root.
+    """Filter the names of a module's attributes: leave out torch's own (weights, hooks, children), bookkeeping, and, on
+    the root, those that Resolute replaces.
     """
     without = TORCH_OWN | HOOKED if is_root else TORCH_OWN
     return tuple(sorted(name for name in names if name not in without and not ATTRIBUTES.is_bookkeeping(name)))
 
 
 def _hooks_in(own: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """The numbers of the hooks on each module but the root that has some. torch never uses one twice."""
+    """The ids of the hooks of each module with hooks, except the root. torch never reuses an id."""
     hooks = [(each["_forward_hooks"], each["_forward_pre_hooks"]) for each in own[1:]]
     return [(*after, *before) for after, before in hooks if after or before]
 
 
 def _names_of(kinds: set[type]) -> tuple[Names, Names, Names]:
-    """The attributes that the code of these classes reads and does not assign itself, that it assigns, and whose
-    containers it writes into.
+    """Three sets of attribute names: those that the code of these classes reads and does not assign, those that it
+    assigns, and those whose containers it writes into.
     """
     assigned, written = _writes(function for function in class_code(kinds) if function.__name__ != "__init__")
     return frozenset(names_in(code_of(kinds)) - assigned), assigned, written
 
 
 def _writes(functions: Iterable[FunctionType]) -> tuple[Names, Names]:
-    """The names of attributes that these functions assign, and of those that they write into."""
+    """The names of attributes that these functions assign, and of attributes that they write into."""
     codes = {function.__code__ for function in functions}
     into = names_written_into(each for code in codes for each in codes_in(code))
     return Names().union(*map(attributes_assigned, codes)), Names(name[1:] for name in into if name[0] == ".")
 
 
 def _writes_of(kind: type) -> tuple[Names, Names]:
-    """What the code of an object's class does to the object after it was made."""
+    """The attributes that the code of an object's class assigns, and writes into, after `__init__`."""
     members = [item for base in kind.__mro__ for item in list(vars(base).items()) if item[0] != "__init__"]
     return _writes(function for _, value in members for function in functions_in(value))
 
 
 def _has_settings(value: Any) -> bool:
-    """An object of a class of a pack's or core's, whose attributes code of a model may read."""
+    """True for an object of a class of a pack or of core, whose attributes the model's code may read."""
     is_native = package_of(type(value).__module__) in NATIVE
     return (
         not is_native

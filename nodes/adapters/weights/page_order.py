@@ -1,13 +1,13 @@
 """The order of a streamed model's pages: which weights stay on the device when not all of them fit.
 
-DynamicVRAM frees memory from the highest address down, so what has low addresses stays. ComfyUI gives low addresses to
+DynamicVRAM evicts pages from the highest address down, so weights at low addresses stay. ComfyUI gives low addresses to
 large weights. Then some kinds of blocks stream far more than others: these are bound by the transfer, and the bus idles
 during the others. And the weights of prologues, which no step needs (see `split_blocks`), may be the largest.
 
-Here weights outside of blocks come first and those of small modules, then the large ones of blocks, so that with any
-amount of memory each block streams about as many bytes as any other, and at the end what no step needs. A small module
-keeps the host busy for longer than the bus: SDXL with 6 GiB free streams 277 modules of 2.4 MB on average, in core's
-order.
+In our order, weights outside blocks and weights of small modules come first. The large weights of blocks follow, so
+that with any amount of memory all blocks stream about the same number of bytes. Weights that no step needs come last. A
+small module keeps the host busy for longer than the bus: SDXL with 6 GiB free streams 277 modules of 2.4 MB on average
+in core's order.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ import torch
 
 from ..comfyui import dynamic_vram
 
-_MOST = 4  # times that a model's pages are put into another order
-_LARGE = 8 << 20  # bytes of a module: a smaller one has crossed the bus before the host has sent the next one
-_MANY = 64  # small modules that cross it in a step: so many are worth another order
-_STEPS = 2  # in a row: in its first step a model crosses as a whole
+_MOST = 4  # reorderings per model
+_LARGE = 8 << 20  # bytes of a module: a smaller one crosses the bus before the host has launched the next copy
+_MANY = 64  # small modules that stream in a step: from this number on, reordering pays off
+_STEPS = 2  # in a row: in its first step a model streams as a whole
 
 
 class PageOrder:
-    """The blocks that a model's calls showed, and the order that follows. It holds modules; see `keep_only`."""
+    """Records the blocks that a model streams, and orders its pages. It keeps modules alive; see `keep_only`."""
 
     def __init__(self) -> None:
         self._blocks: dict[torch.nn.Module, list[torch.nn.Module]] = {}
         self._spared: set[torch.nn.Module] = set()
         self._has_news = False
         self._arranged = 0
-        self._small = 0  # modules that crossed the bus since the last look
-        self._busy_steps = 0  # in a row, with many of them
+        self._small = 0  # modules that crossed the bus since the last `arrange`
+        self._busy_steps = 0  # consecutive steps with many of them
 
     def knows(self, block: torch.nn.Module) -> bool:
         return block in self._blocks
 
     def streams(self, block: torch.nn.Module, modules: list[torch.nn.Module]) -> None:
-        """A block runs and its paged modules are not all in place."""
+        """Note a block that runs while some of its paged modules are not resident."""
         if block not in self._blocks:
             self._blocks[block] = modules
             self._has_news = True
 
     def crosses(self, size: int) -> None:
-        """A module of so many bytes crosses the bus."""
+        """Count a module of `size` bytes that crosses the bus."""
         self._small += size < _LARGE
 
     def spare(self, modules: Iterable[torch.nn.Module]) -> bool:
-        """No step needs these modules. Returns whether that is news."""
+        """No step needs these modules. Returns True if one of them was not known as such."""
         new = set(modules) - self._spared
         self._spared |= new
         self._has_news = self._has_news or bool(new)
@@ -59,19 +59,19 @@ class PageOrder:
         return module in self._spared
 
     def keep_only(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Forget all other modules, which may be gone from the model."""
+        """Forget all other modules, which the model may no longer have."""
         paged = set(modules)
         if not all(paged.issuperset(own) for own in (*self._blocks.values(), self._spared)):
             self._blocks = {block: own for block, own in self._blocks.items() if paged.issuperset(own)}
             self._spared &= paged
 
     def arrange(self, modules: list[torch.nn.Module]) -> bool:
-        """Between two steps: give the paged modules of a model their addresses in the order, if the steps showed
-        something new.
+        """Between two steps: reassign the addresses of a model's paged modules by the order, if steps recorded new
+        blocks or spared modules.
 
-        modules: in the order of their addresses now.
-        All pages go meanwhile, so it takes as long as loading them: nothing moves until a block was split, or many
-        small modules crossed the bus. Returns whether it did.
+        modules: in the order of their current addresses.
+        This evicts all pages and so takes as long as loading them. Therefore nothing moves until a block was split or
+        many small modules crossed the bus. Returns True if the addresses changed.
         """
         self._busy_steps = self._busy_steps + 1 if self._small >= _MANY else 0
         self._small = 0
@@ -97,8 +97,8 @@ def order_of(
     for number, block in enumerate(blocks):
         kept = [each for each in block if each not in spared and dynamic_vram.paged_bytes(each) >= _LARGE]
         left = sum(map(dynamic_vram.paged_bytes, kept))
-        # The smallest come last, where they are taken off. Of blocks with equally much left, neighbours do not follow
-        # each other.
+        # The smallest weights come last and are evicted first. Of blocks with equally many bytes left, neighbours are
+        # not next to each other.
         for module in sorted(kept, key=dynamic_vram.paged_bytes, reverse=True):
             place = (1, -left, _reversed_bits(number))
             places[module] = min(place, places.get(module, place))  # two blocks may share a module

@@ -1,8 +1,8 @@
 """Weights that ComfyUI pages in and out behind fixed addresses (DynamicVRAM), as `Weights` of the core.
 
 A capture over these addresses stays valid through an unload, a load and other LoRAs. Before each replay all pages are
-faulted in and pinned, and their serials compared with those of the last time: one call for each contiguous range. If a
-page went in between, or ComfyUI loaded the model again, each module is looked at and filled where it must be.
+faulted in and pinned, and their serials are compared with the last ones: one call for each contiguous range. If a page
+was evicted in between, or ComfyUI loaded the model again, each module is checked and refilled if needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .page_order import PageOrder
 logger = logging.getLogger(__name__)
 
 Fill = Callable[[torch.nn.Module, torch.dtype], None]
-_KEPT_BYTES = 1 << 30  # of results that prologues leave for later calls
+_KEPT_BYTES = 1 << 30  # of prologues' results that are kept for later calls
 _GAP = 32 << 20  # ranges this close share a page, or have at most one between them
 
 
@@ -46,10 +46,10 @@ class _Range:
 class PagedWeights(Weights):
     """The paged weights of one module and all modules below it.
 
-    dtype: that the model computes in, but for modules that it declares in float32 among others: Wan's patch embeddings
-        get inputs in float32. A LoRA is applied in the dtype of a module's input.
+    dtype: the compute dtype of all modules except those that the model declares in float32: Wan's patch embeddings get
+        inputs in float32. A LoRA is applied in the dtype of a module's input.
 
-    Nothing here is thread-safe: the cache's lock guards `pin` and what follows.
+    Not thread-safe: the cache's lock guards `pin` and the calls after it.
     """
 
     def __init__(
@@ -58,9 +58,8 @@ class PagedWeights(Weights):
         unsupported: str | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """fill: fills the pages of a module whose weights compute in a dtype; for a model that is never paged, None.
-        unsupported: why this ComfyUI's pages are left to core; None if they can be pinned and filled. counters: of the
-        process.
+        """fill: fills the pages of a module for a compute dtype; None for a model that is never paged. unsupported: the
+        reason why only core can load this ComfyUI's pages; None if we can pin and fill them. counters: of the process.
         """
         self.counters = counters or Counters()
         self.kept = KeptResults(_KEPT_BYTES, self.counters)
@@ -71,12 +70,12 @@ class PagedWeights(Weights):
         self._fill_module = fill
         self._ranges: list[_Range] = []
         self._allocations: list[tuple[torch.nn.Module, Any]] = []  # in the order of addresses
-        self._serials: list[Serials] | None = None  # of the pages when every module was known to be filled
+        self._serials: list[Serials] | None = None  # of the pages when all modules were last filled
         self._places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._in_float32: set[int] = set()  # ids of modules
-        self._may_move = True  # pages, to other addresses
-        self._may_ask = True  # for memory that is kept and not in use; once for each load, since it takes a while
-        self._only_moved = False  # since the last `survey`, by `arrange`
+        self._may_move = True  # `arrange` may change the pages' addresses
+        self._may_ask = True  # to release unused cached memory, once per load, because that is slow
+        self._only_moved = False  # `arrange` ran since the last `survey`, and no load did
         self.is_in_place = False
         self.streamed = False  # in this sampling run
         self.bytes = 0
@@ -90,7 +89,7 @@ class PagedWeights(Weights):
         return self.pages and not self.is_in_place and self.unsupported is None
 
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
-        """Find the paged modules anew. Returns what captures depend on: where each one's weights are."""
+        """Find the paged modules again. Returns the address and size of each one, on which captures depend."""
         modules = list(modules)
         self._may_move = not dynamic_vram.has_ranges_of_blocks(modules)
         found: list[tuple[torch.nn.Module, Any]]
@@ -106,16 +105,16 @@ class PagedWeights(Weights):
         return tuple((id(module), address, size) for module, (_, address, size) in self._allocations)
 
     def spare(self, modules: Iterable[torch.nn.Module]) -> None:
-        """While the model streams, no step needs the weights of these modules: others get pages before them."""
+        """While the model streams, no step needs the weights of these modules: pin all others before them."""
         if self.order.spare(modules):
             self._find_ranges()
             self._serials = None
 
     def arrange(self) -> None:
-        """After a call that streamed: put the pages into the order that makes the next ones fastest, see `PageOrder`.
+        """After a call that streamed: move the pages into the fastest order for the next calls, see `PageOrder`.
 
-        Captures of before read other addresses, so the weights epoch must be brought up to date next. The weights are
-        the same, so what was computed from them stays.
+        Earlier captures read the old addresses, so the caller must refresh the weights epoch next. The weights' values
+        are the same, so kept results stay valid.
         """
         can_move = self.streams and self._may_move
         if can_move and self.order.arrange([module for module, _ in self._allocations]):
@@ -123,20 +122,20 @@ class PagedWeights(Weights):
             self._only_moved = True
 
     def step_bytes(self) -> tuple[int, int]:
-        """Bytes of the weights that a step of this run needs, and of all; (0, 0) if it did not stream."""
+        """Bytes of the weights that a step of this run needs, and of all weights; (0, 0) if the run did not stream."""
         if not self.streamed:
             return 0, 0
         sizes = [(size, self.order.is_spared(module)) for module, (*_, size) in self._allocations]
         return sum(size for size, spared in sizes if not spared), sum(size for size, _ in sizes)
 
     def run_ends(self) -> None:
-        """A sampling run is over, and with it what was kept for its later steps."""
+        """A sampling run is over: drop the results that were kept for its later steps."""
         self.streamed = False
         self.kept.forget()
         self.foresight.forget()
 
     def _find_ranges(self) -> None:
-        """Find the ranges of all allocations: those of spared modules come last."""
+        """Find the ranges of all allocations. The ranges of spared modules come last."""
         self._ranges = []
         for last in (False, True):
             self._ranges += _ranges(
@@ -144,19 +143,19 @@ class PagedWeights(Weights):
             )
 
     def moved(self) -> bool:
-        """True if a paged module has other pages than at the last `survey`, or none: a LoRA may resize its weights."""
+        """True if a paged module lost its pages or has other ones since `survey`: a LoRA may resize its weights."""
         if self._serials is not None:  # nothing was loaded since the last `pin`
             return False
         return any(dynamic_vram.allocation(module) != at for module, at in self._allocations)
 
     def loaded(self) -> None:
-        """ComfyUI loaded the model, perhaps with other LoRAs: look at each module at the next `pin`."""
+        """ComfyUI loaded the model, perhaps with other LoRAs: check each module at the next `pin`."""
         self._serials, self._only_moved = None, False
         self.kept.forget()
         self._may_ask = True
 
     def pin(self) -> bool:
-        """See `Weights.pin`. It fills what is missing or stale by core's own functions."""
+        """See `Weights.pin`. Fills missing and stale weights with core's own functions."""
         if self.pages and self.unsupported is not None:
             return False
         if self._pin():
@@ -182,7 +181,7 @@ class PagedWeights(Weights):
         filled = False
         try:
             filled = self._fill(serials)
-        except Exception as error:  # core pages the weights in itself, and raises what is wrong with them
+        except Exception as error:  # the eager call lets core page them in, and core raises the error
             if not isinstance(error, RuntimeError) or not is_out_of_memory(error):
                 logger.warning("Resolute: paged weights could not be filled ahead", exc_info=error)
         finally:
@@ -193,15 +192,15 @@ class PagedWeights(Weights):
         return filled
 
     def begin_block(self) -> None:
-        """A block gets its weights just before it runs. Before the first one of a sampling run goes what captures only
-        work in: a decoder's takes 1 GiB, which would push out as many weights in each step.
+        """Called before a block loads its weights. The first call of a sampling run releases the workspace of captures:
+        a decoder's takes 1 GiB, which would evict as many bytes of weights in each step.
         """
         if not self.streamed:
             self.streamed = True
             self._ask_for_memory()
 
     def _ask_for_memory(self) -> None:
-        """Release what is kept for captures and by torch, and let pages come that went."""
+        """Release memory cached for captures and by torch, and let evicted pages be faulted in again."""
         release_graph_memory()
         torch.cuda.empty_cache()
         self.ran_out()
@@ -211,7 +210,7 @@ class PagedWeights(Weights):
 
     def ran_out(self) -> None:
         for each in self._ranges:
-            each.reservation.prioritize()  # its pages come before those of other models, as in a load
+            each.reservation.prioritize()  # above other models' pages, as in a load; evicted pages may be faulted in
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -223,7 +222,7 @@ class PagedWeights(Weights):
             self.is_in_place = False
 
     def _fill(self, serials: Sequence[Serials]) -> bool:
-        """Fill what is missing. Returns False if a load of the pages found no room after all."""
+        """Fill missing and stale modules. Returns False if there was no memory to load a module's pages after all."""
         places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         for each, pages in zip(self._ranges, serials, strict=True):
             page = dynamic_vram.page_bytes(each.reservation)
@@ -243,9 +242,9 @@ class PagedWeights(Weights):
 
 
 def _is_filled(module: torch.nn.Module, pages: Serials, first: int, page: int) -> bool:
-    """True if the module's weights were filled into the very pages that are mapped now.
+    """True if the module's weights were filled into the pages that are mapped now.
 
-    pages: serials of the range that begins with page number `first`; page: bytes of one.
+    pages: serials of a range whose first page has the number `first`. page: bytes per page.
     """
     filled = dynamic_vram.filled(module)
     if filled is None:
@@ -257,7 +256,7 @@ def _is_filled(module: torch.nn.Module, pages: Serials, first: int, page: int) -
 
 
 def _ranges(found: Sequence[tuple[Any, int, int, torch.nn.Module]]) -> list[_Range]:
-    """found: (reservation, address, bytes, module), in the order of addresses."""
+    """Merge neighbouring allocations into ranges. found: (reservation, address, bytes, module), by address."""
     groups: list[list[tuple[Any, int, int, torch.nn.Module]]] = []
     end = 0
     for each in found:

@@ -1,7 +1,7 @@
-"""Blocks of a model that streams, split: what follows the time alone is computed once, and kept.
+"""Split the blocks of a model that streams: the part that depends on the time alone is computed once, and kept.
 
-See `split_sites` for a block's prologue and its rest. Once the results of a prologue are known, the weights that only
-it reads cross the bus no more, and they take no page from others.
+See `split_sites` for a block's prologue and its rest. Once the results of a prologue are known, weights that only the
+prologue reads are no longer streamed and occupy no pages that others need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _sites() -> SplitSites:
 
 
 class SplitBlocks:
-    """Runs the blocks of one model of whose inputs it is known which follow the time."""
+    """Runs the blocks of one model whose site lists the inputs that depend on the time."""
 
     def __init__(self, run: RegionRunner, weights: PagedWeights, given: Given) -> None:
         """given: `given(site, like, only, maps)` loads the weights of a site, see `streamed`."""
@@ -40,7 +40,7 @@ class SplitBlocks:
         self._splits: dict[tuple[Any, ...], SplitSite | None] = {}
 
     def run(self, site: RegionSite, tensors: Inputs, times: Inputs) -> Any:
-        """The block's result. A block that cannot be split runs whole. Raises what the block raises."""
+        """Returns the block's result, and raises its errors. A block that cannot be split runs whole."""
         like = tensors[0]
         flags = torch_flags(like.device.type)
         split = self._split(site, tensors, flags)
@@ -51,7 +51,7 @@ class SplitBlocks:
         self._weights.spare(dynamic_vram.paged(spared))
 
         def compute(several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
-            """For each of several times: the weights come once, and map nothing."""
+            """The prologue's results for each of several times. Its weights are loaded once, without mapping pages."""
             with self._given(site, like, split.reads, False):
                 return split.prologue(site.module, several)
 
@@ -62,10 +62,10 @@ class SplitBlocks:
             return self._run(split.rest, *tensors, *kept)
 
     def _split(self, site: RegionSite, tensors: Inputs, flags: tuple[Component, ...]) -> SplitSite | None:
-        """The split of a block, one object for equal calls: regions are bound to its sites."""
+        """The split of a block; the same object for equal calls, because regions are bound to its sites."""
         key = (site, flags, *((tensor.shape, tensor.dtype) for tensor in tensors))
         if key not in self._splits:
-            # Its first load maps nothing: pages that a prologue took would stay with it.
+            # The first load maps no pages: a prologue would keep the pages that it mapped.
             loaded = functools.partial(self._given, site, tensors[0], (), False)
             self._splits[key] = _sites().of(site, tensors, flags, loaded)
         return self._splits[key]

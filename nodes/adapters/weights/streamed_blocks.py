@@ -1,4 +1,4 @@
-"""Compiled blocks of a model that does not fit: each gets its paged weights just before it runs."""
+"""Compiled blocks of a model that does not fit in memory: load each block's paged weights just before it runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def streamed(run: LendingRunner, weights: PagedWeights) -> RegionRunner:
-    """`run`, with the weights of its site on the device meanwhile. If all weights are in place, it adds nothing;
-    nor if paging is not supported, and then a block with paged weights runs eagerly.
+    """Wraps `run`: loads the weights of its site onto the device for the call. Calls `run` alone if all weights are
+    resident, or if paging is not supported; a block with paged weights then runs eagerly.
 
     Loading overlaps with computing: the host launches the copies of a block while the GPU still computes the block
-    before, and core has two buffers for what finds no page. Nothing is loaded further ahead: core's operations between
-    two blocks use the same buffers in turn, and would overwrite what waits there.
+    before, and core has two buffers for weights without a page. Nothing is prefetched further ahead: core's operations
+    between two blocks use the same buffers in turn, and would overwrite prefetched weights.
     """
     modules: dict[RegionSite, list[torch.nn.Module]] = {}
     resident = Resident()
@@ -42,8 +42,8 @@ def streamed(run: LendingRunner, weights: PagedWeights) -> RegionRunner:
 
     @contextmanager
     def given(site: RegionSite, like: torch.Tensor, only: Collection[str] = (), maps: bool = True) -> Iterator[None]:
-        """Inside, the weights of the site are those that it computes with. like: the first input of the block. only:
-        modules inside it, by name. maps: see `loaded`.
+        """Inside, the site's modules have their loaded weights. like: the first input of the block. only: modules
+        inside it, by name. maps: see `loaded`.
         """
         modules = [site.module.get_submodule(name) for name in only] or modules_of(site)
         with (

@@ -37,10 +37,10 @@ _PATCHED_INSIDE = BypassReason(
 
 
 class WeightsEpoch:
-    """The weights epoch of one module, and why its weights forbid a capture, if they do.
+    """The weights epoch of one module, and the reason if its weights forbid a capture.
 
-    All clones of a model share one, because their epochs must agree. It holds the module weakly: everything that
-    belongs to a module is dropped when the module is garbage collected.
+    All clones of a model share one object, because their epochs must agree. Its reference to the module is weak: all
+    state of a module is dropped when the module is garbage collected.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class WeightsEpoch:
         self._host = host
 
     def refresh(self, inspect_modules: bool = False) -> bool:
-        """Bring `epoch` and `blocker` up to date. Returns whether it inspected every module.
+        """Bring `epoch` and `blocker` up to date. Returns True if it inspected every module.
 
         Reading the addresses takes a fraction of a millisecond. If one changed, or with `inspect_modules` (at the first
-        call of a sampling run), it also reads what leaves the addresses alone: casts and patches of weights on their
-        way in, settings, foreign code, replaced modules.
+        call of a sampling run), it also checks for changes that move no weight: casts and patches of weights at
+        loading, settings, foreign code, replaced modules.
         """
         if self.paged.pages:
             self.stable_addresses.keep(self._slots)
@@ -115,17 +115,17 @@ class WeightsEpoch:
         return True
 
     def change(self) -> str:
-        """Name what another pack changed in the model since the last inspection; empty if nothing."""
+        """Name a change of the model by another pack since the last inspection; empty if there is none."""
         return "" if self._snapshot is None else self._snapshot.change()
 
     def let_go(self) -> None:
-        """The module was garbage collected: hold none of its weights and pages."""
+        """The module was garbage collected: drop the references to its weights and pages."""
         self._find_slots(())
         self.stable_addresses.forget()
         self.paged.survey(())
 
     def _find_slots(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Find the slots of all weights that are not paged, and the parts of those that consist of several tensors."""
+        """Find the slots of all unpaged weights, and the parts of weights that consist of several tensors."""
         self._slots = dynamic_vram.slots_outside_pages(modules)
         self._plain, self._composite = [], []
         for own, name in self._slots:
@@ -138,7 +138,7 @@ class WeightsEpoch:
     def code(self) -> object:
         """The modules, their settings and shapes, and the code that they reach: equal if only weights moved or changed.
 
-        It reads no weight, so they need not be loaded.
+        It reads no weights, so the model need not be loaded.
         """
         root = self._module()
         modules = [] if root is None else list(all_parts(root))
@@ -149,7 +149,7 @@ class WeightsEpoch:
         )
 
     def why_foreign(self) -> BypassReason | None:
-        """Why another pack's code in the model forbids to run it more often than asked for. Reads no weight."""
+        """The reason if another pack's code forbids extra runs of the model; None if none does. Reads no weight."""
         root = self._module()
         return None if root is None else self._code.why_foreign(list(all_parts(root)), root, self._trusted)
 
@@ -177,7 +177,7 @@ class WeightsEpoch:
 
 
 def _remove_own_forwards(modules: Iterable[torch.nn.Module]) -> None:
-    """Remove the class's own `forward`, bound, which ComfyUI leaves on a module when it undoes an object patch."""
+    """Remove the bound `forward` of the class, which ComfyUI leaves on a module when it undoes an object patch."""
     for module in modules:
         attributes = module.__dict__
         if "forward" in attributes and is_own(module, "forward", attributes["forward"]):
@@ -194,7 +194,7 @@ def _address(tensor: torch.Tensor) -> int:
 def _blocker(
     tensors: list[torch.Tensor], modules: list[torch.nn.Module], foreign: bool, host: str | None
 ) -> BypassReason | None:
-    """host: the type of device where no weight may be left, for a model with paged weights."""
+    """host: the type of device on which no weight may remain, for a model with paged weights."""
     devices = {tensor.device.type for tensor in tensors}
     if len(devices) > 1 or "meta" in devices or host in devices:
         return BypassReason(
@@ -220,10 +220,10 @@ def _blocker(
 
 
 class StableAddresses:
-    """Small weights and buffers of a model with paged weights.
+    """Keeps the addresses of the small weights and buffers of a model with paged weights.
 
-    Each load makes new tensors of them. A capture reads the old ones, so `keep` copies the new values there and puts
-    the old tensors back into the model: then nothing has moved, and no memory is held twice.
+    Each load creates new tensors for them. Captures read the old tensors, so `keep` copies the new values into the old
+    tensors and puts these back into the model: then nothing has moved, and no memory is used twice.
     """
 
     def __init__(self, host: str = "cpu") -> None:
@@ -232,7 +232,7 @@ class StableAddresses:
         self._kept: dict[tuple[int, str], torch.Tensor] = {}
 
     def keep(self, slots: Iterable[Slot]) -> None:
-        """Keep the tensors of these slots alone where they first were. Those on the host stay where they are."""
+        """Keep the tensors of these slots, and only these, at their first addresses. Tensors on the host may move."""
         targets: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         before, self._kept = self._kept, {}
@@ -254,7 +254,7 @@ class StableAddresses:
                 foreach_copy(targets, sources)
 
     def forget(self) -> None:
-        """Let the tensors go: no capture reads them."""
+        """Drop the tensors: no capture reads them."""
         self._kept.clear()
 
 
