@@ -49,22 +49,22 @@ _MARGIN = 0.9  # another kernel must take less than this share of the first one'
 _WORTH_SECONDS = 25e-6
 
 
-_is_own = ContextVar("blocks compute attention by their own code", default=False)
+_is_eager = ContextVar("blocks compute attention by their own code", default=False)
 
 
 @contextlib.contextmanager
-def of_the_blocks() -> Iterator[None]:
+def eager_attention() -> Iterator[None]:
     """Inside, blocks run instead of compiled code and call their own attention: no kernel is measured, and an attention
     function of another pack takes effect.
     """
-    token = _is_own.set(True)
+    token = _is_eager.set(True)
     try:
         yield
     finally:
-        _is_own.reset(token)
+        _is_eager.reset(token)
 
 
-is_of_the_blocks = _is_own.get
+is_eager_attention = _is_eager.get
 
 
 class LacksMemoryError(Exception):

@@ -157,12 +157,14 @@ def test_wan_carries_frames_channels_last(core: SimpleNamespace, bench: Bench, m
 
 def check_as_maps(core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Core's code between regions makes channels-last maps with the right values, as on CUDA."""
-    maps = core.ours("blocks.videos.maps")
+    channels_last = core.ours("blocks.videos.channels_last")
     for module in ("ltx", "wan"):
-        monkeypatch.setattr(core.ours(f"blocks.videos.{module}"), "maps", lambda x: maps.Maps())
+        monkeypatch.setattr(
+            core.ours(f"blocks.videos.{module}"), "channels_last", lambda x: channels_last.ChannelsLastMode()
+        )
     made: list[torch.Tensor] = []
-    for function, instead in maps._AS_MAPS.items():
-        monkeypatch.setitem(maps._AS_MAPS, function, noting(instead, made))
+    for function, instead in channels_last._AS_CHANNELS_LAST.items():
+        monkeypatch.setitem(channels_last._AS_CHANNELS_LAST, function, noting(instead, made))
     for size in (FIRST, *SIZES):
         bench.check(*size)
     assert made

@@ -527,7 +527,7 @@ class TestTracedAttention:
             return given, named
 
         form = {"skip_reshape": True, "skip_output_reshape": False, "scale": 0.4}
-        with common.attention.of_the_blocks():
+        with common.attention.eager_attention():
             given, named = common.traced_attention(own, *"qkv", 3, None, **form)
         assert (given, named) == ((*"qkv", 3), {"mask": None, "attn_precision": None, **form})
         assert self.operators(common, *tensors()) == {"resolute.attention.default"}

@@ -144,7 +144,7 @@ class TaskList:
 
 def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCall:
     """A copy of the call that keeps no reference to the model: a block without weights, and placeholder inputs."""
-    site = replace(call.site, module=skeleton_of(call.site.module, policy), others=None)
+    site = replace(call.site, module=skeleton_of(call.site.module, policy), foreseen=None)
     kept = replace(call, site=site, weights=(), tensors=list(map(_placeholder, call.tensors)))
     return replace(kept, announce=nothing)
 

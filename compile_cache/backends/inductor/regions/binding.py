@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....attention.chooser import of_the_blocks
+from ....attention.chooser import eager_attention
 from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason, InputsGoneError
 from ....foreign.attributes import marks_in
@@ -214,7 +214,7 @@ class RegionBinding:
 
     def _run_original(self, site: RegionSite, tensors: Sequence[torch.Tensor], reason: BypassReason | None) -> Any:
         """Run the original, and report a bypass. reason: None if the region's code is still being compiled."""
-        with of_the_blocks():
+        with eager_attention():
             result = site.function(site.module, *tensors)
         if reason is not None:  # after the call: an original that raises fails the prompt as without Resolute
             self._bypass(reason)

@@ -184,10 +184,10 @@ class MissPath:
         return found
 
     def _foresee(self, site: RegionSite, x: torch.Tensor) -> None:
-        """Queue the other regions that the block runs, see `RegionSite.others`."""
-        if site.others is None or self._missing is not Missing.LEAVE:
+        """Queue the other regions that the block runs, see `RegionSite.foreseen`."""
+        if site.foreseen is None or self._missing is not Missing.LEAVE:
             return
-        for other, inputs in site.others(x):
+        for other, inputs in site.foreseen(x):
             region, weights = self._region_of(other, inputs)
             if isinstance(region, Region):
                 self._queue.note(self._call(region, other, weights, inputs), None, is_foreseen=True)
