@@ -75,7 +75,7 @@ class Call:
     why_captured: the reason to report for a capture, if no difference between capture keys explains it.
     is_behind: regions without code run the original, and are compiled in the background.
     begins_run: the call is the first of a sampling run, or is outside any run.
-    is_compared: compiled code and the original run in turn and are timed, see `WholeCalls`.
+    is_compared: compiled code and the original run in turn and are timed, see `CompiledVsEager`.
     method: None if `invoke` does more than call one method of the module.
     weights: where the module's weights are while the call runs.
     """

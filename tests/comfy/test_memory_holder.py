@@ -143,8 +143,8 @@ def test_the_button_free_compares_decodes_again_and_the_node_does_not(
 ) -> None:
     memory, compared = core.ours("sampling.memory"), list[str]()
     monkeypatch.setattr(memory, "broadcast", lambda *given, **more: None)
-    whole_calls = core.ours("process.runtime").cache().whole_calls
-    monkeypatch.setattr(whole_calls, "measure_again", lambda: compared.append("again"))
+    compiled_vs_eager = core.ours("process.runtime").cache().compiled_vs_eager
+    monkeypatch.setattr(compiled_vs_eager, "measure_again", lambda: compared.append("again"))
     memory.free_graphs()  # as the node does, in each prompt
     assert compared == []
     idle = SimpleNamespace(mutex=contextlib.nullcontext(), currently_running={})

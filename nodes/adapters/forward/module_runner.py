@@ -94,7 +94,7 @@ class ModuleRunner:
             "structure": runtime.record_of(module).structure(),
             "formats": tuple(text for each in programs for text in formats_in_words(*each)),
             "step_bytes": self.weights.paged.step_bytes(),
-            "times": runtime.cache().whole_calls.times_of(self.owner),
+            "times": runtime.cache().compiled_vs_eager.times_of(self.owner),
         }
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:

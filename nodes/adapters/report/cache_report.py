@@ -67,7 +67,7 @@ def report() -> dict[str, Any]:
         "store": stored,
         "models": models,
         "attention": chooser.report(),
-        "whole_calls": cache.whole_calls.report(),
+        "whole_calls": cache.compiled_vs_eager.report(),
         "device": _device(),
         "measurements": stock_measurements.here(),
     }

@@ -12,7 +12,7 @@ from compile_cache.backends.base import Capabilities
 from compile_cache.call_policy import ANYTHING
 from compile_cache.calls import cache as cache_module
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures import attempts
+from compile_cache.captures import capture_policy
 from compile_cache.choices.stopwatch import RunCost
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
@@ -250,8 +250,8 @@ class Card(Rig):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reach, self.work = 0, 0
-        monkeypatch.setattr(attempts, "_CHECK_SECONDS", 0.0)
-        for each in (cache_module, attempts):
+        monkeypatch.setattr(capture_policy, "_CHECK_SECONDS", 0.0)
+        for each in (cache_module, capture_policy):
             monkeypatch.setattr(each, "cost_of_run", lambda device: nullcontext(RunCost(self.work)))
         super().__init__(GraphCache(CacheConfig(spare_bytes=100 * MIB), lambda device: self.reach))
 

@@ -207,7 +207,7 @@ def test_what_a_run_works_in_is_kept_apart_by_tier(rig: Rig, monkeypatch: pytest
     rig.run()
     rig.program.code = Code.READY
     rig.run()
-    states = {key.tier: state for key, state in rig.cache._attempts._states.items()}
+    states = {key.tier: state for key, state in rig.cache._capture_policy._states.items()}
     assert set(states) == {Tier.ORIGINAL, Tier.COMPILED}
     assert states[Tier.ORIGINAL] is not states[Tier.COMPILED]
 
@@ -235,7 +235,7 @@ class Timed(Rig):
         super().__init__(**config)
         self.seconds = {ORIGINAL_RAN: 1.0, COMPILED_RAN: 2.0}
         self.latest = ORIGINAL_RAN
-        self.cache.whole_calls._stopwatch = lambda device: Watch(self)  # type: ignore[assignment, return-value]
+        self.cache.compiled_vs_eager._stopwatch = lambda device: Watch(self)  # type: ignore[assignment, return-value]
 
     def call(self, begins_run: bool = False, **changes: Any) -> float:
         self.latest = (
@@ -248,7 +248,7 @@ class Timed(Rig):
     @property
     def trial(self) -> tuple[float, float]:
         """Seconds of compiled code and of originals."""
-        found = self.cache.whole_calls.report()
+        found = self.cache.compiled_vs_eager.report()
         return (found[0]["seconds"], found[0]["original_seconds"]) if found else (0.0, 0.0)
 
 
@@ -302,4 +302,4 @@ def test_a_replay_that_is_dropped_is_no_time_of_originals() -> None:
         return module.call(is_behind=True, tensors=[torch.full((1, 4, 8, 8), 3.0)])
 
     rig.cache.run(program, module.call(is_behind=True), changed)
-    assert rig.cache.whole_calls._replayed is None
+    assert rig.cache.compiled_vs_eager._replayed is None

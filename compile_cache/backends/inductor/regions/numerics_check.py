@@ -121,7 +121,7 @@ def difference(
             target = torch.where(torch.isfinite(a) | torch.isfinite(b), result, b)  # both non-finite: must agree
         same = [each for each in tensors if each.shape == b.shape and each.device == b.device]
         for base in (torch.zeros((), device=b.device).expand(b.shape), *same) if b.numel() else ():
-            why = _beside(base, a, target, right, tolerance)
+            why = _compare_to_base(base, a, target, right, tolerance)
             if why == _FEW and any(torch.equal(b, each) and torch.equal(a, each) for each in same):
                 continue  # a mask that the block returns unchanged
             if why is not None:
@@ -134,7 +134,7 @@ def _as_real(results: Sequence[Any]) -> list[Any]:
     return [torch.view_as_real(each) if here else each for each, here in zip(results, is_complex, strict=True)]
 
 
-def _beside(
+def _compare_to_base(
     base: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor, right: Sequence[torch.Tensor], tolerance: float
 ) -> str | None:
     """Compare the differences to `base`. right: results that are as correct as `expected`.

@@ -96,7 +96,7 @@ class Watch:
 def test_code_that_is_slower_on_this_device_is_left_alone() -> None:
     rig = Behind()
     bound, counters = rig.bind(seeded(Block)), rig.cache.stats.counters
-    rig.cache.whole_calls._stopwatch = lambda device: Watch(counters)  # type: ignore[assignment, return-value]
+    rig.cache.compiled_vs_eager._stopwatch = lambda device: Watch(counters)  # type: ignore[assignment, return-value]
     for _ in range(8):
         rig.call(bound, tokens())
     rig.come()
