@@ -152,7 +152,7 @@ class GraphCache(CacheMemory):
             self._captures.pin_for_session(key)
             self.stats.counters.replays += 1
             self.stats.counters.original_replays += key.tier is Tier.ORIGINAL
-            self.stats.host.answered(0.0)
+            self.stats.host.record_call(0.0)
             self._remember(call, program, key)
             return begun.output
         difference = self._record_signature(program, key)
@@ -211,7 +211,7 @@ class GraphCache(CacheMemory):
         else:
             with self._capture_policy.measured(call, key):
                 result = program.run(call)
-            self.stats.host.answered(self._capture_policy.host_share(key))
+            self.stats.host.record_call(self._capture_policy.host_share(key))
         self.stats.forward_ran(program.ran_compiled, program.ran_originals, started)
         return result, 0.0
 

@@ -196,7 +196,7 @@ _lock = threading.RLock()  # two threads that import inductor at once see it hal
 # get the GIL back each time that it releases it.
 _SWITCH_SECONDS = 2e-5
 _switch_lock = threading.Lock()
-_giving_way, _usual_seconds = 0, 0.0  # the number of threads inside `giving_way`
+_yielding_threads, _usual_seconds = 0, 0.0  # the number of threads inside `yielding_gil`
 
 
 def __getattr__(name: str) -> Any:
@@ -240,7 +240,7 @@ def _cached_look_up(name: _Name) -> tuple[Any, str]:
 
 def _imported(module: str) -> Any:
     """Import a module under the lock."""
-    with giving_way():
+    with yielding_gil():
         return importlib.import_module(module)
 
 
@@ -253,20 +253,20 @@ def import_inductor(between: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def giving_way() -> Iterator[None]:
+def yielding_gil() -> Iterator[None]:
     """Inside, Python switches threads often, so that other threads soon get the GIL."""
-    global _giving_way, _usual_seconds
+    global _yielding_threads, _usual_seconds
     with _switch_lock:
-        if not _giving_way:
+        if not _yielding_threads:
             _usual_seconds = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
-        _giving_way += 1
+        _yielding_threads += 1
     try:
         yield
     finally:
         with _switch_lock:
-            _giving_way -= 1
-            if not _giving_way:
+            _yielding_threads -= 1
+            if not _yielding_threads:
                 sys.setswitchinterval(_usual_seconds)
 
 

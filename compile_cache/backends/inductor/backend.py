@@ -22,7 +22,7 @@ from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
 from ...torch_facts import fake_devices
 from ...torch_facts.gpu import is_nvidia
-from ...torch_facts.private_names import Loss, giving_way, import_inductor, lost
+from ...torch_facts.private_names import Loss, import_inductor, lost, yielding_gil
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, worker_count
 from .toolchain import lack_of
@@ -102,7 +102,7 @@ class InductorBackend(Backend):
         if not _probe_machine(device.type).available:
             return
         self._start_workers(device, config)
-        with host.working(), giving_way():
+        with host.working(), yielding_gil():
             import_inductor(host.rest)
             if self.probe(device.type).available:
                 self.table  # noqa: B018 (imports what is left)

@@ -105,7 +105,7 @@ def test_what_other_lengths_need_is_left_with_the_first_decode(
         compile_here(task, between)
 
     monkeypatch.setattr(queue.work, "_compile", make)
-    while queue.work.do_one(here=True, alone=True):
+    while queue.work.step(compile_local=True, compile_all=True):
         pass
     assert order == sorted(order), "what a call came to is made first"
     assert len(order) == bench.decoder.compiles

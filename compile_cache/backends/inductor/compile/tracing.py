@@ -131,7 +131,7 @@ def trace(
     oblivious: bool = True,
     without: Sequence[str] = (),
     attends: bool = True,
-    between: Callable[[], None] | None = None,
+    yield_point: Callable[[], None] | None = None,
 ) -> Trace:
     """Trace `function(module, *inputs)` with the named `dims` as symbols and every input in its `region_format`.
 
@@ -141,7 +141,7 @@ def trace(
     oblivious: see `size_one_is_general`.
     without: children of `module` that `function` does not run.
     attends: see `RegionSite`.
-    between: called before each torch function that the block calls. It may wait, so that a trace yields to calls.
+    yield_point: called before each torch function that the block calls. It may wait, so that a trace yields to calls.
 
     Raises ValueError if the function writes into an input (`checks.refuse_writes_to_inputs`) or computes attention
     despite `attends=False`; the traced code's own errors; and torch's errors (GuardOnDataDependentSymNode, for example)
@@ -163,7 +163,7 @@ def trace(
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
         given = given_as_inputs(module, without, tensors[: len(weights)])
-        with given, nearest.ByIndex(), InOperators(shape_env, between):
+        with given, nearest.ByIndex(), InOperators(shape_env, yield_point):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)

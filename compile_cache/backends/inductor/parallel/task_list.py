@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ....attribute_policy import ModuleAttributePolicy
-from ....coming import CompileEta
+from ....compile_eta import CompileEta
 from ....config import CacheConfig
 from ....errors import BypassReason, first_line
 from ....regions.skeleton import skeleton_of
@@ -91,7 +91,7 @@ class TaskList:
         """Retry these regions now, without the delay for memory or for another process's compile."""
         with self.lock:
             for task in [self.waiting[key] for key in keys if key in self.waiting]:
-                task.look_at, task.found_no_memory = 0.0, False
+                task.not_before, task.found_no_memory = 0.0, False
 
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None, is_foreseen: bool = False) -> None:
         """See `DeferredCompiler`."""

@@ -237,13 +237,13 @@ def trace_of(
     call: RegionCall,
     hints: dict[str, int] | None = None,
     oblivious: bool = True,
-    between: Callable[[], None] | None = None,
+    yield_point: Callable[[], None] | None = None,
 ) -> Trace:
     """Trace the call's region. Arguments and errors as for `trace`; hints None: trace at general sizes."""
     site = call.site
     if hints is None:
         hints = general_hints(call.sizes, call.tensors[0].device)
-    about = (hints, oblivious, site.without, site.attends, between)
+    about = (hints, oblivious, site.without, site.attends, yield_point)
     return trace(site.function, site.module, call.tensors, site.dims, *about)
 
 

@@ -75,9 +75,9 @@ class Behind(Rig):
         with torch.inference_mode():
             return relative_error(actual, bound.module(*tensors))
 
-    def work(self, here: bool = False) -> None:
-        """Do all that can be done now. here: no prompt runs."""
-        while self.queue.work.do_one(here):
+    def work(self, compile_local: bool = False) -> None:
+        """Do all that can be done now. compile_local: no prompt runs."""
+        while self.queue.work.step(compile_local):
             pass
 
     def leave(self, bound: Bound, *tensors: torch.Tensor) -> None:

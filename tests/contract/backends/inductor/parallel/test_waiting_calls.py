@@ -246,14 +246,14 @@ def test_a_call_that_claimed_the_host_takes_no_work_from_a_thread_that_pauses_fo
     rig.call(bound, tokens())
     claimed, traces = threading.Event(), threading.Event()
 
-    def between() -> None:
+    def yield_point() -> None:
         traces.set()
         claimed.wait(60)
         host.rest()
 
     def work() -> None:
         with host.working():
-            rig.queue.work.do_one(here=False, between=between)
+            rig.queue.work.step(compile_local=False, yield_point=yield_point)
 
     def call() -> None:
         with host.claimed():  # as where the call is captured
