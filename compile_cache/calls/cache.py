@@ -69,7 +69,7 @@ class GraphCache(CacheMemory):
         key = capture_key(program, call)
         waits = program.code_of(call.key) is not Code.READY
         timed = key if call.is_timed else None
-        with self._lock, self.compiled_vs_eager.timed(timed, call.is_compared, waits, call.policy.is_streamed):
+        with self._lock, self.compiled_vs_eager.timed(timed, call.benchmark_eager, waits, call.policy.is_streamed):
             if call.begins_run:
                 self._tiers.begin_run(program)
             # At the start of a run, the inspection of all modules keeps the host busy.
@@ -90,9 +90,11 @@ class GraphCache(CacheMemory):
         if program.capabilities.keeps_graphs:
             self._captures.drop_stale(key.owner, call.epoch)
         policy = call.policy
-        slower = None if policy.is_eager else self.compiled_vs_eager.reason(key, call.is_compared, policy.is_streamed)
+        slower = (
+            None if policy.is_eager else self.compiled_vs_eager.reason(key, call.benchmark_eager, policy.is_streamed)
+        )
         if slower is not None:
-            if call.is_compared:
+            if call.benchmark_eager:
                 return _Begun(call, key, Action.EAGER, slower)
             call = replace(call, policy=policy.originals())
         key = self._tiers.key_of(program, call, key)

@@ -136,14 +136,14 @@ class CapturePolicy:
 
     def needs_trial_run(self, call: Call, key: CaptureKey) -> bool:
         """True if pinned pages might leave the call too little memory: it first runs once eagerly, to measure it."""
-        if not (call.is_behind and call.weights.pages) or self._state(key).peak_bytes:
+        if not (call.background_compile and call.weights.pages) or self._state(key).peak_bytes:
             return False
         return 0 < self._reach(key.device) < call.weights.bytes + _AMPLE
 
     @contextmanager
     def measured(self, call: Call, key: CaptureKey) -> Iterator[None]:
         """Record the memory of a run without all pages. If it is less than known before, they may fit beside it now."""
-        if not (call.is_behind and call.weights.pages):
+        if not (call.background_compile and call.weights.pages):
             yield
             return
         with cost_of_run(call.device) as cost:

@@ -34,7 +34,7 @@ class Tiers:
             if code is Code.READY and program.has_run(key.graph):
                 self._captures.discard(key)
                 self._swapped.add(_of(key, Tier.COMPILED))
-            elif code is Code.CAME:
+            elif code is Code.UNVERIFIED:
                 self._to_compare.add(key)
 
     def key_of(self, program: Program, call: Call, compiled: CaptureKey) -> CaptureKey:
@@ -47,7 +47,7 @@ class Tiers:
         if call.policy.runs is Runs.ORIGINALS:
             return original
         is_known = program.has_run(call.key) or not call.begins_run
-        if call.is_behind and (
+        if call.background_compile and (
             program.code_of(call.key) is not Code.READY or (is_known and original in self._captures)
         ):
             return original

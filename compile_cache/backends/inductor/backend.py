@@ -149,11 +149,11 @@ class InductorBackend(Backend):
         if self._table is not None:
             self._table.retry_failed()
 
-    def coming(self, more: int = 0) -> tuple[int, float | None]:
+    def compile_eta(self, more: int = 0) -> tuple[int, float | None]:
         background = self._background
-        return (0, 0.0) if background is None else background.coming(more)
+        return (0, 0.0) if background is None else background.compile_eta(more)
 
-    def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
+    def locate(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)
         # Without a table no code is in memory; creating one would import inductor and block the caller for seconds.

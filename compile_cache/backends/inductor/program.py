@@ -68,8 +68,8 @@ class InductorProgram(Program):
         # A region that is neither compiled nor queued must be queued again; the comparing call does that too.
         came = sum(each.has_come or not self._queue.holds(each.region) for each in left)
         if came == len(left):
-            return Code.READY if came <= MOST_AT_ONCE and all(each.has_come for each in left) else Code.CAME
-        return Code.CAME if came >= MOST_COMPARED else Code.COMING
+            return Code.READY if came <= MOST_AT_ONCE and all(each.has_come for each in left) else Code.UNVERIFIED
+        return Code.UNVERIFIED if came >= MOST_COMPARED else Code.MISSING
 
     def has_run(self, key: GraphKey) -> bool:
         return key in self._lacking
@@ -139,7 +139,7 @@ class InductorProgram(Program):
         queue, missing = self._queue, Missing.LEAVE
         queue.begin(self._config, call.key.role in VAE_ROLES)
         with installed(self._hooks):
-            if not call.is_behind or self._config.verify:
+            if not call.background_compile or self._config.verify:
                 missing = Missing.COMPILE
                 # Another pack's patch inside the model may count its calls, so such a call runs once.
                 if call.policy.is_repeatable and queue.workers_for(call.tensors[0].device) > 1:

@@ -70,11 +70,11 @@ def _about(seconds: float) -> str:
     return f"{short} s" if (short := rounded(seconds)) < 120 else f"{round(seconds / 60)} min"
 
 
-def coming(more: int = 0) -> tuple[int, float | None]:
+def compile_eta(more: int = 0) -> tuple[int, float | None]:
     """How many regions all backends are compiling, and the seconds until these are ready, and `more` regions that no
     call has requested yet. The seconds are None while there is no estimate.
     """
-    counts, seconds = zip(*(registry.get(name).coming(more) for name in registry.NAMES), strict=True)
+    counts, seconds = zip(*(registry.get(name).compile_eta(more) for name in registry.NAMES), strict=True)
     known = [each for each in seconds if each is not None]
     return sum(counts), max(known) if len(known) == len(seconds) else None
 
@@ -118,10 +118,10 @@ def _tick() -> None:
     shown: dict[object, str] = {}
     look = threading.Event()
     while not look.wait(_TICK):
-        left, _ = coming()
+        left, _ = compile_eta()
         total, before = total + max(left - before, 0), left
         more = max(_lacking() - total, 0) if prompt_runs() else 0
-        _, seconds = coming(more)
+        _, seconds = compile_eta(more)
         with _lock:
             if not prompt_runs():
                 _waiting.clear()

@@ -19,7 +19,7 @@ from comfy_execution.progress import get_progress_state
 from ....compile_cache.calls.run_summary import NOW_COMPILED
 from ....compile_cache.texts import Text, words_of
 from . import coming_progress
-from .coming_progress import coming, rounded
+from .coming_progress import compile_eta, rounded
 from .messages import broadcast, prompt_runs, running_workflow, show_on_node
 
 logger = logging.getLogger(__name__)
@@ -191,8 +191,8 @@ class CompileProgress:
             return Text("stops when this region is compiled")
         number = min(done + 1, total)
         text = Text("compiling {number} of {total}, {seconds} s", number=number, total=total, seconds=round(seconds))
-        left, _ = coming()
-        _, rest = coming(max(total - done - left, 0))  # regions of the prompt's other nodes
+        left, _ = compile_eta()
+        _, rest = compile_eta(max(total - done - left, 0))  # regions of the prompt's other nodes
         if rest is None:
             return Text("{text}, first time only", text=text)
         return Text("{text}, about {rest} s left", text=text, rest=rounded(max(rest, 1.0)))

@@ -237,7 +237,7 @@ class CompiledForward(ForwardPatch):
             # Image decoders are captured without a comparison: they were measured to be faster compiled.
             coder = vaes.coder_of(self.module, self._role)
             of_videos = coder is not None and coder.of_videos
-            description.is_compared = self._role is Role.VAE_ENCODE or of_videos
+            description.benchmark_eager = self._role is Role.VAE_ENCODE or of_videos
             keeps_too_much = coder is not None and not coder.may_capture(description.tensors[0])
             if keeps_too_much or "output_buffer" in description.names:  # a replay would fill the captured one
                 description.policy = description.policy.uncaptured()

@@ -13,7 +13,7 @@ from ....compile_cache.backends.base import Call, Program
 from ....compile_cache.call_policy import CallPolicy
 from ....compile_cache.calls.rows import BACKEND, MODEL
 from ....compile_cache.calls.run_summary import size_text
-from ....compile_cache.config import BEHIND
+from ....compile_cache.config import BACKGROUND
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.authors import foreign_on_every_module
 from ....compile_cache.keys import GraphKey, Role
@@ -41,7 +41,7 @@ class ModuleRunner:
     ) -> None:
         """role: of the calls, by default the request's. A pass of a step cache has its own."""
         self.progress = progress
-        self._is_behind = runtime.cache().config.compile == BEHIND
+        self._background_compile = runtime.cache().config.compile == BACKGROUND
         record = runtime.record_of(module)
         self.owner = record.owner
         self.weights = record.weights
@@ -142,7 +142,7 @@ class ModuleRunner:
 
     def _may_wait(self) -> bool:
         """True if missing code may compile in the background. A warm-up compiles synchronously."""
-        return self._is_behind and not runs.are_of_a_warm_up()
+        return self._background_compile and not runs.are_of_a_warm_up()
 
     def _unless_changed(self, call: Call) -> Call:
         """The call, or an eager one if another pack changed the model since the last inspection.
@@ -171,8 +171,8 @@ class ModuleRunner:
             torch_flags=torch_flags(description.tensors[0].device.type),
             policy=self._policy(description),
             why_captured=description.why_captured,
-            is_compared=description.is_compared,
-            is_behind=self._may_wait(),
+            benchmark_eager=description.benchmark_eager,
+            background_compile=self._may_wait(),
             begins_run=begins_run,
             progress=self.progress,
             module=self._loaded_module(),

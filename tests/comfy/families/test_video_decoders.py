@@ -41,7 +41,7 @@ class Bench(CompiledMethod):
         program = self._forward.runner.program("cpu")[0]
         for holder in (program, program._regions.misses):
             monkeypatch.setattr(holder, "_queue", queue)
-        self._forward.runner._is_behind = True
+        self._forward.runner._background_compile = True
         forget_regions(self._core)
         return queue
 

@@ -30,14 +30,14 @@ def shown(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def backend(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The only one. coming: what it answers, 10 seconds for each region more."""
+    """The only one. compile_eta: what it answers, 10 seconds for each region more."""
     made = SimpleNamespace(failed_regions=list)
 
-    def coming(more: int = 0) -> tuple[int, float | None]:
+    def compile_eta(more: int = 0) -> tuple[int, float | None]:
         left, seconds = made.left
         return left, None if seconds is None else seconds + 10.0 * more
 
-    made.left, made.coming = (0, 0.0), coming
+    made.left, made.compile_eta = (0, 0.0), compile_eta
     monkeypatch.setattr(module.coming_progress.registry, "NAMES", ("inductor",))
     monkeypatch.setattr(module.coming_progress.registry, "get", lambda name: made)
     return made
@@ -107,20 +107,20 @@ def test_the_text_says_what_comes_after_compiling(
 def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge_until_all_came(
     module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coming = module.coming_progress
+    background = module.coming_progress
     left, texts, counts = [(6, 38.0)], queue.SimpleQueue[str](), queue.SimpleQueue[dict[str, Any]]()
-    monkeypatch.setattr(coming, "_TICK", 0.01)
-    monkeypatch.setattr(coming, "prompt_runs", lambda: True)
-    monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.put(text))
-    monkeypatch.setattr(coming, "broadcast", lambda kind, **data: counts.put(data))
-    monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
+    monkeypatch.setattr(background, "_TICK", 0.01)
+    monkeypatch.setattr(background, "prompt_runs", lambda: True)
+    monkeypatch.setattr(background, "show_on_node", lambda text, node_id: texts.put(text))
+    monkeypatch.setattr(background, "broadcast", lambda kind, **data: counts.put(data))
+    monkeypatch.setattr(background.registry, "NAMES", ("inductor",))
     failed = ["of another prompt"]
-    backend = SimpleNamespace(coming=lambda more=0: left[0], failed_regions=lambda: failed)
-    monkeypatch.setattr(coming.registry, "get", lambda name: backend)
+    backend = SimpleNamespace(compile_eta=lambda more=0: left[0], failed_regions=lambda: failed)
+    monkeypatch.setattr(background.registry, "get", lambda name: backend)
     progress = module.CompileProgress("8", "sampling", lambda: 0.0)
     progress.begin_run()
     progress.waits()
-    ticker = coming._ticker
+    ticker = background._ticker
     assert texts.get(timeout=60) == "sampling at ComfyUI's speed; compiled blocks in about 40 s"
     assert counts.get(timeout=60)["text"] == "0 of 6 regions compiled, ready in about 40 s"
     progress.show_result("144x112: compiling meanwhile")
@@ -156,18 +156,18 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
 def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_compiles(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, looks: list[int], ends: int, badge: list[str]
 ) -> None:
-    coming, texts, counts = module.coming_progress, list[str](), list[str]()
+    background, texts, counts = module.coming_progress, list[str](), list[str]()
     looks = list(looks)
     nodes = SimpleNamespace(all_node_ids=lambda: {"8", "9"})
     monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
-    monkeypatch.setattr(coming, "counts", {})
-    monkeypatch.setattr(coming, "unfinished", {})
-    monkeypatch.setattr(coming, "_waiting", {})
-    monkeypatch.setattr(coming, "_TICK", 0.01)
-    monkeypatch.setattr(coming, "prompt_runs", lambda: len(looks) > ends)
-    monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.append(text))
-    monkeypatch.setattr(coming, "broadcast", lambda kind, left, text="", **data: counts.append(text))
-    monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
+    monkeypatch.setattr(background, "counts", {})
+    monkeypatch.setattr(background, "unfinished", {})
+    monkeypatch.setattr(background, "_waiting", {})
+    monkeypatch.setattr(background, "_TICK", 0.01)
+    monkeypatch.setattr(background, "prompt_runs", lambda: len(looks) > ends)
+    monkeypatch.setattr(background, "show_on_node", lambda text, node_id: texts.append(text))
+    monkeypatch.setattr(background, "broadcast", lambda kind, left, text="", **data: counts.append(text))
+    monkeypatch.setattr(background.registry, "NAMES", ("inductor",))
 
     questions = itertools.cycle(("first", "second"))  # of a look
 
@@ -175,12 +175,14 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
         left = looks.pop(0) if next(questions) == "second" and len(looks) > 1 else looks[0]
         return left, 6.0 * (left + more)
 
-    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=asked, failed_regions=list))
+    monkeypatch.setattr(
+        background.registry, "get", lambda name: SimpleNamespace(compile_eta=asked, failed_regions=list)
+    )
     parts = {"sampling": ("8", 6), "decoding": ("9", 9), "encoding": ("9", 7), "running": ("of another workflow", 5)}
     for doing, (node_id, regions) in parts.items():
         module.CompileProgress(node_id, doing, lambda: 0.0).set_total(0, regions)
     module.CompileProgress("8", "sampling", lambda: 0.0).waits()
-    coming._ticker.join(60)
+    background._ticker.join(60)
     assert texts[0] == "sampling at ComfyUI's speed; compiled blocks in about 90 s"
     assert [text.replace("regions compiled, ready ", "") for text in counts] == [*badge, ""]
 

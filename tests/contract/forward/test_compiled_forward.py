@@ -82,7 +82,7 @@ def test_a_call_does_not_wait_for_a_backend_that_starts_where_it_compiles_behind
     model = Model()
     forward = compiled(model, model._forward)
     runner = forward.runner
-    runner._is_behind = True
+    runner._background_compile = True
     with monkeypatch.context() as starting:
         starting.setattr(type(runner._request.backend), "is_starting", True)
         assert torch.equal(forward(X, T), X * 2)

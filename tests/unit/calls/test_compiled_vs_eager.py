@@ -67,7 +67,7 @@ class Program(FakeProgram):
         self.before: Callable[[], object] = lambda: None
 
     def code_of(self, key: GraphKey) -> Code:
-        return Code.COMING if self.lacks else Code.READY
+        return Code.MISSING if self.lacks else Code.READY
 
     def run(self, call: Any) -> Any:
         self.before()
@@ -111,7 +111,7 @@ class Rig:
         changes = {"invoke": invoke, **changes}
         signature = Signature((("latent", TensorSpec(shape, "float32", "cpu")),))
         call = replace(
-            Module().call(), tensors=[x], is_compared=True, policy=ANYTHING.uncaptured(),
+            Module().call(), tensors=[x], benchmark_eager=True, policy=ANYTHING.uncaptured(),
             key=GraphKey(signature, Role.VAE_DECODE, "model" * 8, "fake"),
         )  # fmt: skip
         before = len(self.device.ran)
@@ -255,7 +255,7 @@ def test_a_captured_call_is_compared_by_its_replays() -> None:
     assert ran == ["captures", "eager_calls", "replays", "eager_calls", "replays"]
 
 
-AS_IT_COMES = {"is_compared": False, "is_behind": True}
+AS_IT_COMES = {"benchmark_eager": False, "background_compile": True}
 ORIGINALS, STEPS = 4, 12  # of originals, and then of compiled code, before it is known
 
 
@@ -374,7 +374,7 @@ SCENARIOS: dict[str, tuple[float, float, list[Step]]] = {
         device(is_behind=True), "c", another_call, another_call, another_call, nothing_is_known, "o"]),
     "a latent without numbers is no time": (1.0, 2.0, [in_each_run(lambda rig: device(now=rig.device.now + 1)(rig)),
                                                        ("ccc", {"shape": (1, 4, 3, 0, 8)})]),
-    "calls that are not compared": (2.0, 1.0, [("ccccc", {"is_compared": False}), nothing_is_known]),
+    "calls that are not compared": (2.0, 1.0, [("ccccc", {"benchmark_eager": False}), nothing_is_known]),
     "a CPU": (2.0, 1.0, [timed_by(stopwatch_on), "cccccc", nothing_is_known]),
     "steps stay compiled": (0.5, 1.0, [prompts_behind, "CCC", settled(False)]),
     "steps stay compiled unless they lose": (1.02, 1.0, [prompts_behind, "CCC", settled(False)]),
@@ -436,8 +436,8 @@ def test_calls_of_which_the_device_is_some_behind_are_compared(behind: int) -> N
 
 def test_what_was_measured_behind_the_picture_holds_for_every_start(tmp_path: Path) -> None:
     prompts_behind(Rig(2.0, 1.0, tmp_path))
-    assert Rig(2.0, 1.0, tmp_path).run(is_compared=False) == "original", "compiled before the picture"
-    assert Rig(2.0, 1.0, tmp_path, source="other code").run(is_compared=False) == "compiled"
+    assert Rig(2.0, 1.0, tmp_path).run(benchmark_eager=False) == "original", "compiled before the picture"
+    assert Rig(2.0, 1.0, tmp_path, source="other code").run(benchmark_eager=False) == "compiled"
 
 
 def test_originals_that_came_are_kept_for_the_next_start_and_for_a_new_comparison(tmp_path: Path) -> None:

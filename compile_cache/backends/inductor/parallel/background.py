@@ -27,8 +27,8 @@ class BackgroundCompiler:
         self._idle_since = 0.0
         atexit.register(self.end)
 
-    def coming(self, more: int) -> tuple[int, float | None]:
-        """See `Backend.coming`. Any thread may call it."""
+    def compile_eta(self, more: int) -> tuple[int, float | None]:
+        """See `Backend.compile_eta`. Any thread may call it."""
         queue = self.queue
         with queue.lock:
             waiting = [task.call.region.label for task in queue.waiting.values()] + [""] * more

@@ -71,7 +71,7 @@ class Behind(Rig):
 
     def call(self, bound: Bound, *tensors: torch.Tensor, **changes: Any) -> float:
         """The relative error of a call."""
-        actual = bound(*tensors, **{"is_behind": True, **changes})
+        actual = bound(*tensors, **{"background_compile": True, **changes})
         with torch.inference_mode():
             return relative_error(actual, bound.module(*tensors))
 

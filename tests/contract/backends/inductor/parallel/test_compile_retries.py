@@ -236,7 +236,7 @@ def test_what_needs_the_gpu_is_compiled_by_this_process_while_no_prompt_runs(rig
     with rig.expect(eager_calls=1, region_compiles=1, verifications=1, region_calls=2):
         assert rig.call(bound, *inputs()) <= TOLERANCE
     rig.come()
-    assert (rig.queue.left, code_of(bound)) == (1, Code.COMING)
+    assert (rig.queue.left, code_of(bound)) == (1, Code.MISSING)
     rig.work(compile_local=True)
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=4):
         assert rig.call(bound, *inputs()) <= TOLERANCE

@@ -56,7 +56,7 @@ def test_what_other_calls_of_a_block_need_is_made_after_all_that_calls_came_to(r
     rig.come()
     rig.call(bound, tokens(4))
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
-        assert relative_error(bound(tokens(5), is_behind=True), expected) <= TOLERANCE
+        assert relative_error(bound(tokens(5), background_compile=True), expected) <= TOLERANCE
 
 
 def test_a_call_that_waits_leaves_only_what_it_came_to(rig: Behind) -> None:
