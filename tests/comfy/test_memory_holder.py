@@ -33,8 +33,8 @@ def asked() -> list[bool]:
 @pytest.fixture
 def holder(core: SimpleNamespace, management: Any, asked: list[bool]) -> Any:
     made = core.ours("comfyui.memory_holder").MemoryHolder(CPU, lambda: 100 * MIB, asked.append)
-    made.show()
-    made.show()
+    made.register()
+    made.register()
     return made
 
 
@@ -70,7 +70,7 @@ def test_unload_models_asks_for_everything_and_the_next_capture_shows_it_again(
     management.unload_all_models()
     assert asked == [True]
     assert names(management) == []
-    holder.show()
+    holder.register()
     assert names(management) == ["CapturedGraphs"]
 
 

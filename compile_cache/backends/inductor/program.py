@@ -66,9 +66,9 @@ class InductorProgram(Program):
             self._lacking[key] = {}
             return Code.READY
         # A region that is neither compiled nor queued must be queued again; the comparing call does that too.
-        came = sum(each.has_come or not self._queue.holds(each.region) for each in left)
+        came = sum(each.has_code or not self._queue.holds(each.region) for each in left)
         if came == len(left):
-            return Code.READY if came <= MOST_AT_ONCE and all(each.has_come for each in left) else Code.UNVERIFIED
+            return Code.READY if came <= MOST_AT_ONCE and all(each.has_code for each in left) else Code.UNVERIFIED
         return Code.UNVERIFIED if came >= MOST_COMPARED else Code.MISSING
 
     def has_run(self, key: GraphKey) -> bool:

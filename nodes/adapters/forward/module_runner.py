@@ -133,11 +133,11 @@ class ModuleRunner:
         if inspect_modules and self._stand_in is None:
             self.progress.note_count(*program.regions)
         if counters.original_replays != originals:
-            self.progress.waits(lambda: cache.gain_of_originals(self.owner))
+            self.progress.note_waiting_call(lambda: cache.gain_of_originals(self.owner))
         elif counters.waiting_calls != waiting or self._stand_in is not None:
-            self.progress.waits()
+            self.progress.note_waiting_call()
         elif self.progress.is_waiting and counters.eager_calls == eager:
-            self.progress.has_come()
+            self.progress.note_all_compiled()
         return result
 
     def _may_wait(self) -> bool:

@@ -99,7 +99,7 @@ def _show_memory() -> None:
             if name not in _holders:
                 held = functools.partial(_held_on, graph_cache, name)
                 _holders[name] = MemoryHolder(torch.device(name), held, graph_cache.give_back)
-            _holders[name].show()
+            _holders[name].register()
     except Exception:  # a class of core's has changed; the prompt must not fail
         logger.warning("Resolute: ComfyUI cannot ask for the memory of captures", exc_info=True)
         graph_cache.after_capture = lambda: None

@@ -14,7 +14,7 @@ from ....compile_cache.calls import report_rows
 from ....compile_cache.calls.rows import failed_text
 from ....compile_cache.texts import words_of
 from ..comfyui import version
-from ..comfyui.coming_progress import compile_eta, failed
+from ..comfyui.background_progress import compile_eta, failed
 from ..comfyui.messages import going_on
 from ..comfyui.quantization import formats_in_words
 from ..process import runtime, user_settings

@@ -80,7 +80,7 @@ class PageOrder:
             return False
         self._has_news = False
         wanted = order_of(modules, list(self._blocks.values()), self._spared)
-        if wanted == modules or not dynamic_vram.lay_out(wanted):
+        if wanted == modules or not dynamic_vram.reassign_addresses(wanted):
             return False
         self._arranged += 1
         return True

@@ -348,7 +348,7 @@ def test_a_changed_copy_of_a_declared_pack_is_refused_by_name(
     trust = core.ours("foreign.trust")
 
     def declare(digest: str) -> None:
-        piece = core.ours("foreign.declared").Piece("__init__.py", "", frozenset({digest}))
+        piece = core.ours("foreign.declared").SourcePiece("__init__.py", "", frozenset({digest}))
         monkeypatch.setattr(trust, "CLASSES", {"comfyui-gguf": (piece,)})
 
     declare("of another state")

@@ -45,7 +45,7 @@ class Lack:
         return self.shapes in self.region.by_shapes or self.static in self.region.failures
 
     @property
-    def has_come(self) -> bool:
+    def has_code(self) -> bool:
         """True if there is code that a call can compare at these shapes."""
         return any(compiled.static == self.static for compiled in list(self.region.compiled))
 
