@@ -97,7 +97,7 @@ class LendingRunner(Protocol):
     def __call__(self, site: RegionSite, *inputs: Input, lend: Lend | None = None) -> Any: ...
 
 
-def taken(inputs: Sequence[Input]) -> list[torch.Tensor]:
+def take_donated(inputs: Sequence[Input]) -> list[torch.Tensor]:
     """Return the tensors of inputs, and remove donated ones from their lists."""
     return [each.pop() if isinstance(each, list) else each for each in inputs]
 

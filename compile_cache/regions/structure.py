@@ -22,7 +22,7 @@ from ..keys import repr_digest
 from .slots import all_parts, tensor_slots
 from .weight_parts import form_of, is_plain
 
-_AS_IT_IS = frozenset({type(None), bool, int, float, str})
+_SCALARS = frozenset({type(None), bool, int, float, str})
 _NO_SETTINGS = TORCH_OWN | HOOKED
 
 
@@ -108,7 +108,7 @@ def settings(
     switch, reader = policy.switch
     return tuple(
         [
-            (name, value if type(value) in _AS_IT_IS else described(value))
+            (name, value if type(value) in _SCALARS else described(value))
             for name, value in vars(module).items()
             if name not in TORCH_OWN and not policy.is_bookkeeping(name) and not (is_root and name in HOOKED)
             if name != switch or (value and hasattr(module, reader))

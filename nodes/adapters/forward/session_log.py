@@ -13,7 +13,7 @@ import torch
 
 from ....compile_cache.backends.eager import EagerBackend
 from ....compile_cache.calls import rows
-from ....compile_cache.calls.run_summary import Run, together, without
+from ....compile_cache.calls.run_summary import Run, merge, subtract
 from ....compile_cache.keys import Role
 from ....compile_cache.stats import SHORT_WAIT, Mark
 from ..comfyui.compile_progress import CompileProgress
@@ -107,9 +107,9 @@ class SessionLog:
 
     def _changes(self, begun: Mark) -> dict[str, Any]:
         if self._role is Role.CONTROLNET:
-            return together(self._calls)
+            return merge(self._calls)
         changes = runtime.cache().stats.since(begun)
-        return without(changes, together([each for control in _open for each in control._calls]))
+        return subtract(changes, merge([each for control in _open for each in control._calls]))
 
     def _run(self, changes: dict[str, Any], why_no_calls: str) -> Run:
         shape, is_warm_up = self._shape or (0, 0), runs.are_of_a_warm_up()

@@ -19,7 +19,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ....compile_cache.regions.kept_results import Content, Inputs, are_same, values_of
+from ....compile_cache.regions.prologue_cache import Content, Inputs, are_same, values_of
 from ..comfyui.transformer_options import PREFETCH, SCHEDULE
 
 logger = logging.getLogger(__name__)

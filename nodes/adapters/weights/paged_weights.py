@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
-from ....compile_cache.regions.kept_results import KeptResults
+from ....compile_cache.regions.prologue_cache import PrologueCache
 from ....compile_cache.regions.slots import swapped
 from ....compile_cache.stats import Counters
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
@@ -62,7 +62,7 @@ class PagedWeights(Weights):
         reason why only core can load this ComfyUI's pages; None if we can pin and fill them. counters: of the process.
         """
         self.counters = counters or Counters()
-        self.kept = KeptResults(_KEPT_BYTES, self.counters)
+        self.kept = PrologueCache(_KEPT_BYTES, self.counters)
         self.foresight = Foresight()
         self.order = PageOrder()
         self.dtype = torch.float32

@@ -15,7 +15,7 @@ import torch
 
 from ....compile_cache.backends.inductor.regions.split_sites import SplitSite, SplitSites
 from ....compile_cache.keys import Component
-from ....compile_cache.regions.kept_results import Inputs
+from ....compile_cache.regions.prologue_cache import Inputs
 from ....compile_cache.regions.site import RegionRunner, RegionSite
 from ....compile_cache.torch_facts.flags import torch_flags
 from ..comfyui import dynamic_vram

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....compile_cache.regions.site import Input, LendingRunner, RegionRunner, RegionSite, taken
+from ....compile_cache.regions.site import Input, LendingRunner, RegionRunner, RegionSite, take_donated
 from ....compile_cache.regions.slots import swapped
 from ....compile_cache.regions.structure import parts
 from ..comfyui import dynamic_vram
@@ -61,7 +61,7 @@ def streamed(run: LendingRunner, weights: PagedWeights) -> RegionRunner:
     def run_streamed(site: RegionSite, *inputs: Input) -> Any:
         if not weights.streams:
             return run(site, *inputs)
-        tensors = taken(inputs)
+        tensors = take_donated(inputs)
         times = [tensors[index] for index in site.times]
         weights.foresight.reach(times)
         weights.begin_block()

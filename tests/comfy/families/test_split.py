@@ -129,7 +129,7 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
 ) -> None:
     split_blocks = core.ours("weights.split_blocks")
     counters = core.ours("weights.paged_weights").Counters()
-    kept = core.ours("weights.paged_weights").KeptResults(1 << 30, counters)
+    kept = core.ours("weights.paged_weights").PrologueCache(1 << 30, counters)
     foresight = core.ours("weights.foresight").Foresight()
     module_of_kept, reads = importlib.import_module(type(kept).__module__), []
     values_of = module_of_kept.values_of  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from ....regions.region_weights import given_as_inputs, weight_inputs, weight_layouts, weight_slots
+from ....regions.region_weights import weight_inputs, weight_layouts, weight_slots, weights_from_inputs
 from ....regions.site import Dims, RegionFunction
 from ....torch_facts.private_names import (
     ConstantSource,
@@ -162,7 +162,7 @@ def trace(
     has_maps = any(_is_map(names) for names in dims)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        given = given_as_inputs(module, without, tensors[: len(weights)])
+        given = weights_from_inputs(module, without, tensors[: len(weights)])
         with given, nearest.ByIndex(), InOperators(shape_env, yield_point):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)

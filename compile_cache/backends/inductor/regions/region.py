@@ -101,7 +101,7 @@ class Region:
         self.by_shapes[shapes] = found
 
     def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
-        """Add new code. `may_run` compares it before its first use, and stores its artifact if the results agree."""
+        """Add new code. `validate` compares it before its first use, and stores its artifact if the results agree."""
         self.compiled.append(compiled)
         self.unverified[compiled] = _Unverified(artifact)
 
@@ -247,7 +247,7 @@ def trace_of(
     return trace(site.function, site.module, call.tensors, site.dims, *about)
 
 
-def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
+def validate(call: RegionCall, compiled: CompiledRegion) -> bool:
     """Decide whether compiled code of the region may run at the call's sizes. If so, store new code; else drop it.
 
     Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
@@ -277,7 +277,7 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
     if verdict is Verdict.BROKEN:
         logger.info("Resolute: %s compiles again at %s, because its code needs %s", kind, sizes, failed)
         return False
-    if not verify and (verdict is Verdict.HOLDS or compiled.guards.vouched(sizes) in compiled.confirmed):
+    if not verify and (verdict is Verdict.HOLDS or compiled.guards.covered_sizes(sizes) in compiled.confirmed):
         return True
     call.stats.counters.verifications += 1
     difference = difference_from_original(compiled, call.site, call.weights, call.tensors, call.progress.cancellations)
@@ -285,5 +285,5 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
         logger.info("Resolute: the code of %s is wrong at %s (%s)", kind, sizes, difference)
         return False
     if verdict is not Verdict.HOLDS:
-        compiled.confirmed.add(compiled.guards.vouched(sizes))
+        compiled.confirmed.add(compiled.guards.covered_sizes(sizes))
     return True

@@ -108,5 +108,5 @@ class Chain(nn.Module):
 
 def code_of(bound: Bound) -> Code:
     """Of the regions of the only call that the module had."""
-    (key,) = [key for key, lacks in bound.program._lacking.items() if lacks] or [None]  # type: ignore[attr-defined]
+    (key,) = [key for key, missing in bound.program._missing.items() if missing] or [None]  # type: ignore[attr-defined]
     return bound.program.code_of(key)
