@@ -17,7 +17,7 @@ import torch
 
 from ...choices.stopwatch import cost_of_run
 from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
-from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
+from ...torch_facts.private_names import Feature, foreach_copy, pytree, why_unavailable
 from ..base import Call, CaptureFacts
 from . import kernel_memory, pools
 from .broken import abandon, clear_frames, leak_tensors
@@ -193,7 +193,7 @@ def _rehearse(
     if not waits:
         return None, Run()
     made = Run()
-    if not lost(Loss.HOST_VALUES):
+    if not why_unavailable(Feature.HOST_VALUES):
         constants = HostConstants(module)
         with constants.observed(inputs, makes=True) as made:
             _run(invoke, inputs)

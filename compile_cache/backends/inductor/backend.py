@@ -22,7 +22,7 @@ from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
 from ...torch_facts import fake_devices
 from ...torch_facts.gpu import is_nvidia
-from ...torch_facts.private_names import Loss, import_inductor, lost, yielding_gil
+from ...torch_facts.private_names import Feature, import_inductor, why_unavailable, yielding_gil
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, worker_count
 from .toolchain import lack_of
@@ -177,7 +177,7 @@ class InductorBackend(Backend):
 
         Reads the environment at each call, because another pack may have changed a flag such as TF32.
         """
-        if config.store_folder is None or lost(Loss.KEEPING):
+        if config.store_folder is None or why_unavailable(Feature.KEEPING):
             return None
         try:
             from .compile.environment import environment_of
@@ -226,11 +226,15 @@ def _probe_machine(device: str) -> Capabilities:
 
 def _probe_torch(machine: Capabilities, device: str) -> Capabilities:
     """The machine's capabilities, without those for which this torch lacks a private name."""
-    lack = lost(Loss.CALLS, Loss.COMPILING)
+    lack = why_unavailable(Feature.CALLS, Feature.COMPILING)
     if lack:
         return _missing(lack, f"Update Resolute, or install torch {_text(NEWEST_TORCH)} or older.")
-    losses = [lost(Loss.KEEPING), lost(Loss.WORKERS), lost(Loss.GPU_WORKERS) if device == "cuda" else ""]
-    addresses = lost(Loss.ADDRESSES) if machine.captures and _is_malloc_async() else ""
+    losses = [
+        why_unavailable(Feature.KEEPING),
+        why_unavailable(Feature.WORKERS),
+        why_unavailable(Feature.GPU_WORKERS) if device == "cuda" else "",
+    ]
+    addresses = why_unavailable(Feature.ADDRESSES) if machine.captures and _is_malloc_async() else ""
     if _version() > NEWEST_TORCH:
         newest = _text(NEWEST_TORCH)
         losses.insert(0, f"torch {torch.__version__} is newer than {newest}, the newest that Resolute was tested on")

@@ -176,8 +176,8 @@ def trace(
         torch.no_grad(),
         size_one_is_general(oblivious),
         kitchen.opaque(),
-        padding.always(),
-        norms.by_shape(),
+        padding.force_padding(),
+        norms.fast_fake_norms(),
     ):
         traced = one_thread.graph_of(flat, fakes)
     checks.refuse_writes_to_inputs(traced.graph)

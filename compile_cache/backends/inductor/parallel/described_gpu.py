@@ -22,15 +22,15 @@ from ....torch_facts.private_names import (
     ConvBackend,
     CudaInterface,
     FakeTensorMode,
+    Feature,
     GPUTarget,
-    Loss,
     UniformValueConstantFolder,
     fake_tensor,
     inductor_config,
-    lost,
     torch_c,
     triton_driver,
     triton_helpers,
+    why_unavailable,
 )
 
 logger = logging.getLogger(__name__)
@@ -53,12 +53,14 @@ def describe(device: torch.device) -> Description:
 
 def why_not(device: torch.device) -> str:
     """Why workers cannot compile for the device, as a sentence without its full stop; empty if they can."""
-    if missing := lost(Loss.WORKERS, Loss.KEEPING):
+    if missing := why_unavailable(Feature.WORKERS, Feature.KEEPING):
         return missing
     if device.type == "cpu":
         return ""
     timed = [name for name in _TIMED if getattr(inductor_config, name, False)]
-    return _say(f"inductor times kernels while it compiles ({timed[0]})" if timed else lost(Loss.GPU_WORKERS))
+    return _say(
+        f"inductor times kernels while it compiles ({timed[0]})" if timed else why_unavailable(Feature.GPU_WORKERS)
+    )
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from ....torch_facts.flags import without_attention
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import measured, unpack
 from ..compile.compiled_region import CompiledRegion
-from ..compile.private_cache import one_at_a_time
+from ..compile.private_cache import inductor_lock
 from ..compile.shape_guards import Verdict
 from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, static_sizes, trace
 from .numerics_check import difference_from_original
@@ -129,7 +129,7 @@ class Region:
         Loads nothing while this process compiles, because the caller would wait: the queue loads the region later.
         """
         loaded = 0
-        if not one_at_a_time.acquire(blocking=False):
+        if not inductor_lock.acquire(blocking=False):
             return loaded
         try:
             for artifact in store.load(self.key, frozenset(self.stored)):
@@ -154,7 +154,7 @@ class Region:
             logger.warning("Resolute: the store cannot be used, so a region is compiled: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
         finally:
-            one_at_a_time.release()
+            inductor_lock.release()
         return loaded
 
     def keep(self, store: ArtifactStore, make: Callable[[], Artifact]) -> bool:

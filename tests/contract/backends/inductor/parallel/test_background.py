@@ -201,7 +201,7 @@ def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pyt
     real = artifacts.remove_other_source  # in the middle of a load
 
     def looking(graph: Any) -> None:
-        other = threading.Thread(target=lambda: alone.append(not private_cache.one_at_a_time.acquire(blocking=False)))
+        other = threading.Thread(target=lambda: alone.append(not private_cache.inductor_lock.acquire(blocking=False)))
         other.start()
         other.join()
         real(graph)

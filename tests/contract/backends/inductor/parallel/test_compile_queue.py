@@ -302,7 +302,7 @@ def test_a_call_does_not_wait_for_a_load_that_waits_for_a_compile(tmp_path: Path
     bound, compiles, ends = rig.bind(seeded(Block)), threading.Event(), threading.Event()
 
     def compile_something() -> None:
-        with private_cache.one_at_a_time:
+        with private_cache.inductor_lock:
             compiles.set()
             ends.wait(60)
 
