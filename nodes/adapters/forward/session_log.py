@@ -67,7 +67,7 @@ class SessionLog:
         finally:
             self._calls.append(runtime.cache().stats.since(mark))
 
-    def saw(self, latent: torch.Tensor | Sequence[torch.Tensor], options: Any) -> None:
+    def note_latent(self, latent: torch.Tensor | Sequence[torch.Tensor], options: Any) -> None:
         """Note a call's latent. The largest one of a run is the picture; smaller ones are areas of it, or tiles.
 
         Models of video and sound (LTX AV, MiniMax H3) take a list of both, the video first.
@@ -112,7 +112,7 @@ class SessionLog:
         return subtract(changes, merge([each for control in _open for each in control._calls]))
 
     def _run(self, changes: dict[str, Any], why_no_calls: str) -> Run:
-        shape, is_warm_up = self._shape or (0, 0), runs.are_of_a_warm_up()
+        shape, is_warm_up = self._shape or (0, 0), runs.is_warm_up_prompt()
         return Run(
             model=self._label,
             role=self._role.value,

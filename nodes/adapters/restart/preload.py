@@ -104,7 +104,7 @@ def preload(device: torch.device) -> bool:
     pending = _pending
     pending.update({digest: _regions(model, device) for digest, model in models.items()})
     if pending:
-        collector.leave_prompts_alone()  # a prompt may already wait for this thread's imports
+        collector.make_full_collections_rare()  # a prompt may already wait for this thread's imports
     loaded, seconds = collections.Counter[str](), collections.defaultdict[str, float](float)
     while pending:
         digest = next((model for model in reversed(_wanted) if model in pending), next(iter(pending)))

@@ -33,20 +33,20 @@ from .numerics_check import run_original, value_difference
 logger = logging.getLogger(__name__)
 
 _RunEach = Callable[[torch.nn.Module, Sequence[Sequence[torch.Tensor]]], list[Any]]
-_LEAST_SPARED = 0.1  # share of a block's weight bytes: Flux spares 0.2 and gains, Z-Image spares 0.02
+_LEAST_PROLOGUE_ONLY = 0.1  # share of a block's weight bytes: Flux spares 0.2 and gains, Z-Image spares 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class SplitSite:
     """prologue: `prologue(module, several)` returns a list of tensors for each entry of `several`, the values of the
     block's inputs `RegionSite.times` at one time.
-    reads: names of modules inside the block whose weights the prologue reads. spared: modules that only it reads.
-    rest: takes all inputs of the block, then the prologue's results; it returns the block's result.
+    reads: names of modules inside the block whose weights the prologue reads. prologue_only: modules that only it
+    reads. rest: takes all inputs of the block, then the prologue's results; it returns the block's result.
     """
 
     prologue: _RunEach
     reads: frozenset[str]
-    spared: frozenset[str]
+    prologue_only: frozenset[str]
     rest: RegionSite
 
 
@@ -129,9 +129,11 @@ def _split(
     owners, weights = _owners(site.module, site.without), weight_inputs(weight_slots(site.module, site.without))
     cut = split(traced.graph.graph, len(traced.used_weights), site.times)
     needed, reads = ({owners[traced.used_weights[n]] for n in part.weights} for part in (cut.rest, cut.prologue))
-    spared = reads - needed - {""}
-    spared_bytes = sum(weight.nbytes for owner, weight in zip(owners, weights, strict=True) if owner in spared)
-    if not spared or spared_bytes < _LEAST_SPARED * sum(weight.nbytes for weight in weights):
+    prologue_only = reads - needed - {""}
+    prologue_only_bytes = sum(
+        weight.nbytes for owner, weight in zip(owners, weights, strict=True) if owner in prologue_only
+    )
+    if not prologue_only or prologue_only_bytes < _LEAST_PROLOGUE_ONLY * sum(weight.nbytes for weight in weights):
         raise CannotSplitError("too few of its weights serve the time alone")
 
     def computing(part: Part, dims: Sequence[Dims], spec: pytree.TreeSpec) -> _RunEach:
@@ -147,10 +149,10 @@ def _split(
         module=torch.nn.Module(),
         function=lambda module, *tensors: run_each(module, [tensors])[0],
         dims=dims,
-        without=(*site.without, *sorted(spared)),
+        without=(*site.without, *sorted(prologue_only)),
         structure=digest((site.structure, site.kind, cut.rest.graph.code)),
     )
-    found = SplitSite(prologue, frozenset(reads), frozenset(spared), rest)
+    found = SplitSite(prologue, frozenset(reads), frozenset(prologue_only), rest)
     return _SplitStructure(ShapeGuards(traced.guards, traced.symbols), found)
 
 

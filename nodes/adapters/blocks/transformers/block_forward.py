@@ -202,7 +202,7 @@ class RecognisedBlock:
             for n in found if expected else ():
                 with contextlib.suppress(Exception):  # the block does not accept one row for the batch
                     pairs = zip(results([*whole[:n], inputs[n][:1], *whole[n + 1 :]]), expected, strict=True)
-                    if all(itertools.starmap(_alike, pairs)):
+                    if all(itertools.starmap(_is_close, pairs)):
                         broadcastable.add(n)
         except Exception as error:  # a block that fails at another batch says nothing about this call
             logger.debug("Resolute: %s does not run at batch 2", self._kind, exc_info=error)
@@ -263,7 +263,7 @@ def _parameters_of(kind: type[torch.nn.Module]) -> tuple[tuple[str, ...], dict[s
     return tuple(each.name for each in named), {each.name: each.default for each in named}
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Two results differ by no more than kernels for different batch sizes do. Raises if one is not a tensor."""
     close = torch.finfo(one.dtype).eps ** 0.75 * other.float().norm()
     return one.shape == other.shape and bool((one.float() - other.float()).norm() <= close)
