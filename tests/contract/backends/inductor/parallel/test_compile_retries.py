@@ -250,7 +250,7 @@ def test_so_is_a_block_whose_trace_cannot_be_sent(rig: Behind, monkeypatch: pyte
     compiles_here(rig, "cannot pickle a lock")
 
 
-@pytest.mark.parametrize("where", ["in_use", "_do_next", "twice another environment", "RESOLUTE_WORKERS=0"])
+@pytest.mark.parametrize("where", ["in_use", "_step", "twice another environment", "RESOLUTE_WORKERS=0"])
 def test_so_are_all_blocks_where_no_worker_can_be_had(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: Any, **named: Any) -> Any:
         raise OSError("no process")
@@ -258,7 +258,7 @@ def test_so_are_all_blocks_where_no_worker_can_be_had(where: str, monkeypatch: p
     rig = Behind(workers=0 if "WORKERS" in where else 2)
     if where == "in_use":
         monkeypatch.setattr(rig.workers, where, fail)
-    elif where == "_do_next":  # a fault of ours
+    elif where == "_step":  # a fault of ours
         with monkeypatch.context() as patch:
             patch.setattr(rig.queue.work, where, fail)
             rig.work()
