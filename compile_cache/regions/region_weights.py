@@ -86,7 +86,7 @@ def weights_from_inputs(
     for (slots, weight), count in zip(tied, counts, strict=True):
         own_parts = [next(given) for _ in range(count)]
         form = form_of(weight)
-        made = own_parts[0] if form is None else form.put_together(own_parts, weight)
+        made = own_parts[0] if form is None else form.rebuild(own_parts, weight)
         values += [(*slot, made) for slot in slots]
     return swapped(values)
 
