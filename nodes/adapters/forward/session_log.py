@@ -125,7 +125,7 @@ class SessionLog:
             **changes,
             # Core ends a run in a `finally`, so the exception that stopped it is still being handled.
             stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
-            became_ready=self._progress.became_ready,
+            came=self._progress.became_ready,
             why_no_calls=why_no_calls,
             cell=self._cell,
             file=self._file,
