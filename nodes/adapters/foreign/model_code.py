@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.attributes import marks_in
-from ....compile_cache.foreign.authors import foreign_on_every_module
 from ....compile_cache.foreign.functions import string_constants
 from ....compile_cache.foreign.reach import CodeReach, ReachCache
 from ..comfyui.transformer_options import Meaning, names_of
@@ -70,21 +68,10 @@ class ModelCode:
         """The reach of those classes that may be in a region: never of an undeclared pack's."""
         return self._reaches.of(filter(is_trusted, kinds))
 
-    def why_foreign(
-        self, modules: Sequence[torch.nn.Module], root: torch.nn.Module, trusted: Collection[str]
-    ) -> BypassReason | None:
-        """Why code of other packs in a model forbids to run it more often than asked for. root: the whole model."""
-        everywhere = foreign_on_every_module()
-        if everywhere:
-            return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack {everywhere}")
-        if any(marks_in(module, module is root) for module in modules):
-            return EXCHANGED
-        return self.blocker(*self.read(modules), trusted)
-
     def blocker(self, kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
         """Why a forward of such modules must not be captured, or None.
 
-        trusted: see `why_foreign`.
+        trusted: see `trust.why_foreign`.
         """
         if reach.foreign:
             return BypassReason(

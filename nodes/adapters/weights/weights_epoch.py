@@ -148,11 +148,6 @@ class WeightsEpoch:
             self._code.read(modules)[1],
         )
 
-    def why_foreign(self) -> BypassReason | None:
-        """Why another pack's code in the model forbids to run it more often than asked for. Reads no weight."""
-        root = self._module()
-        return None if root is None else self._code.why_foreign(list(all_parts(root)), root, self._trusted)
-
     def _why_left_to_core(self) -> BypassReason | None:
         why = self.paged.unsupported
         if why is None or not self.paged.pages:
