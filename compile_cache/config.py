@@ -29,7 +29,7 @@ class CacheConfig:
     store_folder: where compiled regions survive a restart; None stores nothing. store_bytes: its size limit.
     remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0: this process compiles.
-    source: digest of the code that regions are traced from. Regions compiled from other code are not used.
+    source: digest of the code that makes regions. Regions that other code made are not used.
     trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
         "name@version:digest" of a whole pack, with a digest of its Python source.
     management_modules: modules whose functions move memory and compute nothing, and such functions by their full names;

@@ -18,7 +18,8 @@ from .trust import is_trusted, why_foreign
 # computes stays the same.
 MANAGEMENT_MODULES = frozenset(
     {
-        "comfy.memory_management", "comfy.model_management", "comfy.model_prefetch", "comfy.pinned_memory",
+        "comfy.memory_management", "comfy.model_management", "comfy.model_prefetch",
+        "comfy.ops.cast_modules_with_vbar", "comfy.ops.resolve_cast_module_with_vbar", "comfy.pinned_memory",
         "comfy.utils.DISABLE_MMAP", "comfy.utils.MMAP_TORCH_FILES", "comfy.utils.PROGRESS_BAR_ENABLED",
         "comfy.utils.PROGRESS_BAR_HOOK", "comfy.utils.PROGRESS_THROTTLE_MIN_INTERVAL",
         "comfy.utils.PROGRESS_THROTTLE_MIN_PERCENT", "comfy.utils.ProgressBar", "comfy.utils.load_safetensors",

@@ -1,4 +1,4 @@
-"""Where compiled regions are stored, and a digest of the source code that they depend on."""
+"""Where compiled regions are stored, and a digest of our code that makes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-import comfy
 import folder_paths
 
 from ....compile_cache.packages import version_of
@@ -17,7 +16,7 @@ _PACK = Path(__file__).resolve().parents[3]
 _TRACING = (
     "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions", "compile_cache/attention",
 )  # fmt: skip
-# Packages whose code a trace of ComfyUI's blocks may include.
+# Packages whose code a trace of ComfyUI's blocks includes, and no region's key.
 _PACKAGES = ("comfy-kitchen",)
 
 
@@ -27,16 +26,11 @@ def folder() -> Path:
 
 
 def source() -> str:
-    """A digest of all code that a trace may include, 16 hexadecimal digits. After an update of ComfyUI it differs, so
-    regions compile again.
-
-    The code that a trace does include is known only after tracing, which a stored region is there to save.
+    """A digest of our code that makes regions, 16 hexadecimal digits. ComfyUI's is in the key of each region, as far as
+    the region reaches it, so an update of ComfyUI compiles only what it changed.
     """
     digest = hashlib.sha256()
-    # ComfyUI's folder may be listed more than once: its database adds "." to sys.path.
-    roots = sorted({Path(path).resolve() for path in comfy.__path__})
-    for root, files in [*((root, root.rglob("*.py")) for root in roots), (_PACK, _own())]:
-        add_source(digest, root, files)
+    add_source(digest, _PACK, _own())
     for package in _PACKAGES:
         digest.update(f"{package} {version_of(package) or 'none'}\0".encode())
     return digest.hexdigest()[:16]

@@ -38,7 +38,7 @@ _before: list[str] = []  # the digest of the settings from before each compile t
 
 
 def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
-    """The environment of code for a device. `source`: a digest of the source code that regions are traced from.
+    """The environment of code for a device. `source`: a digest of the code that makes regions.
 
     It is read anew each time, which takes milliseconds.
     """
