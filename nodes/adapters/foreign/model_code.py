@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import torch
 
@@ -11,7 +11,7 @@ from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.functions import string_constants
 from ....compile_cache.foreign.reach import CodeReach, ReachCache
 from ..comfyui.transformer_options import Meaning, names_of
-from .trust import is_trusted, why_foreign
+from .trust import why_foreign
 
 # Functions of these modules, and these functions, move memory, choose devices, read files and show progress. Packs
 # replace some of them for their own memory management, and core sets callbacks there for each prompt; what a model
@@ -51,42 +51,32 @@ def read_ahead() -> None:
     """Read what the code of common models can reach, before a prompt waits for that."""
     inside = [(name, each) for name in _COMMON for each in list(vars(sys.modules.get(name, object)).values())]
     kinds = {each for name, each in inside if isinstance(each, type) and each.__module__ == name}
-    ReachCache(MANAGEMENT_MODULES).of(each for each in kinds if issubclass(each, torch.nn.Module))
+    reaches().of(each for each in kinds if issubclass(each, torch.nn.Module))
 
 
-class ModelCode:
-    """Looks at the classes of one model. `read` takes a tenth of a millisecond while nothing was exchanged."""
+def reaches() -> ReachCache:
+    """Finds what the code of models can reach. It takes a tenth of a millisecond while nothing was exchanged."""
+    return ReachCache(MANAGEMENT_MODULES)
 
-    def __init__(self) -> None:
-        self._reaches = ReachCache(MANAGEMENT_MODULES)
 
-    def read(self, modules: Iterable[torch.nn.Module]) -> tuple[frozenset[type], CodeReach]:
-        """The classes of the modules, and what their code can reach: equal to an earlier one if nothing changed."""
-        kinds = frozenset(map(type, modules))
-        return kinds, self._reaches.of(kinds)
+def blocker(kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
+    """Why a forward of modules of these classes must not be captured, or None.
 
-    def compiled(self, kinds: Iterable[type]) -> CodeReach:
-        """The reach of those classes that may be in a region: never of an undeclared pack's."""
-        return self._reaches.of(filter(is_trusted, kinds))
-
-    def blocker(self, kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
-        """Why a forward of such modules must not be captured, or None.
-
-        trusted: see `trust.why_foreign`.
-        """
-        if reach.foreign:
-            return BypassReason(
-                BypassCode.REPLACED_FORWARD,
-                f"another pack replaced {reach.foreign[0]}, and a capture would repeat what that did once",
-            )
-        if reach.unknown:
-            return no_input(reach.unknown)
-        foreign = why_foreign(kinds, trusted)
-        if foreign is not None:
-            text = f"the model is not captured, because its code may count its calls: {foreign}"
-            return BypassReason(BypassCode.FOREIGN_MODEL, text)
-        if not _NOISE_LEVELS.isdisjoint(string_constants(kinds)):
-            return BypassReason(
-                BypassCode.OBSERVED_INPUT, "the model reads the noise level of a step from transformer_options"
-            )
-        return None
+    trusted: see `trust.why_foreign`.
+    """
+    if reach.foreign:
+        return BypassReason(
+            BypassCode.REPLACED_FORWARD,
+            f"another pack replaced {reach.foreign[0]}, and a capture would repeat what that did once",
+        )
+    if reach.unknown:
+        return no_input(reach.unknown)
+    foreign = why_foreign(kinds, trusted)
+    if foreign is not None:
+        text = f"the model is not captured, because its code may count its calls: {foreign}"
+        return BypassReason(BypassCode.FOREIGN_MODEL, text)
+    if not _NOISE_LEVELS.isdisjoint(string_constants(kinds)):
+        return BypassReason(
+            BypassCode.OBSERVED_INPUT, "the model reads the noise level of a step from transformer_options"
+        )
+    return None

@@ -23,8 +23,8 @@ class ModuleHooks:
     """Builds the hooks of a module for one program; a `HookBuilder`.
 
     The compile node counts the regions of a module before its weights are loaded. The program asks for the same hooks
-    at each new weights epoch, most of which only move weights. So they are kept for as long as the modules, their
-    settings and the code that they reach stay the same.
+    at each new weights epoch, most of which only move weights. So they are kept while the versions of the settings and
+    of the code stay the same.
 
     It holds the module weakly, since the program keeps it.
     """
@@ -35,14 +35,14 @@ class ModuleHooks:
         self._role, self._names, self._weights = role, names, weights
         self._run: RegionRunner = _run_nothing
         self._bypass: Bypass = _report_nothing
-        self._built_for: Any = None
+        self._built_for: tuple[object, ...] = ()
         self._all: list[Hook] = []
         self._kept: list[Hook] = []
         self._count: int | None = None  # of their regions
         self._reasons: list[BypassReason] = []  # why blocks have no hook
 
     def __call__(self, run: LendingRunner, bypass: Bypass) -> Sequence[Hook]:
-        """The hooks, with `run` and `bypass` behind them from now on. Reports why blocks have none."""
+        """The hooks of a new epoch, with `run` and `bypass` behind them from now on. Reports why blocks have none."""
         self._run, self._bypass = streamed(run, self._weights.paged), bypass
         self._build_if_changed()
         for reason in self._reasons:
@@ -51,6 +51,7 @@ class ModuleHooks:
 
     def known(self) -> Sequence[Hook]:
         """The hooks before any call. Raises UserError if a name of `left_out` is surely no block of the module."""
+        self._weights.look()
         self._build_if_changed()
         require_known(self._names, self._all, self._reasons)
         return self._kept
@@ -67,13 +68,13 @@ class ModuleHooks:
 
     def close(self) -> None:
         """The module was garbage collected: let go of its blocks."""
-        self._built_for, self._all, self._kept = None, [], []
+        self._built_for, self._all, self._kept = (), [], []
         self._run, self._bypass = _run_nothing, _report_nothing
 
     def _build_if_changed(self) -> None:
-        module = self._module()
+        module, versions = self._module(), self._weights.versions
         attention = (chosen_attention.default(), version.vae_attention_is_traceable())
-        now = (self._weights.code(), *attention)
+        now = (versions["settings"], versions["code"], *attention)
         if module is None or now == self._built_for:
             return
         self._reasons, called = [], self._bypass

@@ -139,8 +139,7 @@ class ModuleRecord:
     # of videos is one module for both ways.
     programs: dict[tuple[str, tuple[str, ...], Role], Program] = field(default_factory=dict)
     hooks: dict[tuple[str, tuple[str, ...], Role], ModuleHooks] = field(default_factory=dict)
-    fingerprint: str = ""
-    fingerprint_epoch: int = 0  # the weights epoch in which it was computed
+    fingerprint: tuple[int, str] = (-1, "")  # the weights epoch in which it was computed, and the digest
 
     def close(self) -> None:
         """The module was garbage collected: let go of its blocks and weights.
@@ -155,7 +154,7 @@ class ModuleRecord:
 
     def structure(self) -> str:
         """The model of a shape, as `GraphKey.plain` writes it; empty if no call needed the fingerprint yet."""
-        return self.fingerprint[:12]
+        return self.fingerprint[1][:12]
 
 
 def record_of(module: torch.nn.Module) -> ModuleRecord:
@@ -227,10 +226,10 @@ def fingerprint_of(module: torch.nn.Module) -> str:
     Computed once per weights epoch, because its settings may change in between.
     """
     record = record_of(module)
-    if not record.fingerprint or record.fingerprint_epoch != record.weights.epoch:
-        record.fingerprint = digest((type(module).__name__, structure_digest(module, policy=ATTRIBUTES)))
-        record.fingerprint_epoch = record.weights.epoch
-    return record.fingerprint
+    if record.fingerprint[0] != record.weights.epoch:
+        found = digest((type(module).__name__, structure_digest(module, policy=ATTRIBUTES)))
+        record.fingerprint = record.weights.epoch, found
+    return record.fingerprint[1]
 
 
 def programs() -> dict[tuple[int, str, tuple[str, ...], Role], Program]:

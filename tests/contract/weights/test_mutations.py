@@ -156,7 +156,7 @@ def case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: Callable[[str], ModuleType], comfy: None
 ) -> Iterator[Case]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(adapter("foreign.model_code"), "is_trusted", lambda kind: True)
+    monkeypatch.setattr(adapter("weights.weights_epoch"), "is_trusted", lambda kind: True)
     name = f"mutated_{next(_NUMBERS)}"
     (tmp_path / f"{name}.py").write_text(SOURCE)
     os.utime(tmp_path / f"{name}.py", (1e9, 1e9))  # written before this process began
