@@ -15,8 +15,8 @@ from ....compile_cache.regions.structure import Memo, structure_digest
 from ..blocks.families import hooks_of, require_known, without
 from ..comfyui import chosen_attention, version
 from ..comfyui.module_attributes import ATTRIBUTES
+from ..weights.module_state import ModuleState
 from ..weights.streamed_blocks import streamed
-from ..weights.weights_epoch import WeightsEpoch
 
 
 class ModuleHooks:
@@ -29,7 +29,7 @@ class ModuleHooks:
     It holds the module weakly, since the program keeps it.
     """
 
-    def __init__(self, module: torch.nn.Module, role: Role, names: tuple[str, ...], weights: WeightsEpoch) -> None:
+    def __init__(self, module: torch.nn.Module, role: Role, names: tuple[str, ...], weights: ModuleState) -> None:
         """names: of blocks that are left out, see `left_out`."""
         self._module = weakref.ref(module)
         self._role, self._names, self._weights = role, names, weights

@@ -27,7 +27,7 @@ from ....compile_cache.regions.structure import structure_digest
 from ..comfyui import dynamic_vram, messages, page_loading
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import MANAGEMENT_MODULES
-from ..weights.weights_epoch import WeightsEpoch
+from ..weights.module_state import ModuleState
 from . import collector, store_location, user_settings
 from .compile_request import CompileRequest
 from .module_hooks import ModuleHooks
@@ -134,7 +134,7 @@ class ModuleRecord:
     """The programs, hooks and weights epoch of one module, shared by every clone that runs it."""
 
     owner: int  # the number of the module in this process
-    weights: WeightsEpoch
+    weights: ModuleState
     # By the name of the backend, the names of the blocks that are left out, and the role that the node asked for: a VAE
     # of videos is one module for both ways.
     programs: dict[tuple[str, tuple[str, ...], Role], Program] = field(default_factory=dict)
@@ -166,7 +166,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
             owner = next(_numbers)
             _owners[module] = owner
             unsupported = page_loading.why_unsupported()
-            weights = WeightsEpoch(
+            weights = ModuleState(
                 module,
                 config.trusted,
                 page_loading.fill,

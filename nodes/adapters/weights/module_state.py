@@ -1,4 +1,4 @@
-"""The weights epoch of a module: a number that changes whenever a capture of the module would be wrong.
+"""What changed in a module: the versions of its addresses, settings and code, and the weights epoch that they make.
 
 A capture reads weights at fixed addresses. ComfyUI moves weights (load, offload, LoRA, hooks), often without a
 callback, so their addresses are read before every call.
@@ -38,8 +38,12 @@ _PATCHED_INSIDE = BypassReason(
 )
 
 
-class WeightsEpoch:
-    """The weights epoch of one module, and why its weights forbid a capture, if they do.
+class ModuleState:
+    """The versions of one module, its weights epoch, and why it must not be captured, if so.
+
+    addresses: of weights and pages, with how they are cast and patched on their way in. settings: the modules, their
+    attributes and hooks, and the shapes of weights. code: what the classes of the modules reach. A capture is wrong
+    once one of them changed; hooks and compiled regions know no addresses.
 
     All clones of a model share one, because their epochs must agree. It holds the module weakly: everything that
     belongs to a module is dropped when the module is garbage collected.
@@ -66,7 +70,7 @@ class WeightsEpoch:
         self._reaches = model_code.reaches()
         self._trusted = trusted
         self._values: dict[str, object] = {}
-        # By name; each is a new number with another value. One above `epoch` begins a new epoch.
+        # Each is a new number with another value. One above `epoch` begins a new epoch.
         self.versions = dict.fromkeys(("addresses", "settings", "code"), 0)
         self.epoch = 0
         self.blocker: BypassReason | None = None
