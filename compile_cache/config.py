@@ -30,6 +30,7 @@ class CacheConfig:
     remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0: this process compiles.
     source: digest of the code that makes regions. Regions that other code made are not used.
+    application: its name and version. Calls that ran both ways are compared anew in another one, see `WholeCalls`.
     trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
         "name@version:digest" of a whole pack, with a digest of its Python source.
     management_modules: modules whose functions move memory and compute nothing, and such functions by their full names;
@@ -50,6 +51,7 @@ class CacheConfig:
     remember: bool = True
     workers: int | None = None
     source: str = ""
+    application: str = ""
     trusted: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
     attention: str = ATTENTION[0]
@@ -63,6 +65,7 @@ class CacheConfig:
         device_bytes: int | None = None,
         store_folder: Path | None = None,
         source: str = "",
+        application: str = "",
         management_modules: frozenset[str] = frozenset(),
         settings: Mapping[str, str] | None = None,
         attribute_policy: ModuleAttributePolicy = PLAIN,
@@ -86,6 +89,7 @@ class CacheConfig:
             remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
             workers=_number(env, "RESOLUTE_WORKERS", defaults.workers),
             source=source if attention == defaults.attention else f"{source}, {attention} attention",
+            application=application,
             trusted=_names(env, "RESOLUTE_TRUSTED_CLASSES") | _packs(env, "RESOLUTE_TRUSTED_PACKS"),
             management_modules=management_modules,
             attention=attention,

@@ -28,7 +28,7 @@ class CacheMemory:
         folder = self._folder = config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder and config.remember else None)
         self._attempts = CaptureAttempts(self._captures, self.stats, config, reach)
-        self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", config.source)
+        self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", f"{config.source} {config.application}")
         self._lock = threading.RLock()
 
     def open_session(self, owner: int) -> None:

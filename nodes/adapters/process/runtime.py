@@ -24,7 +24,7 @@ from ....compile_cache.captures.captures import free_bytes
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.keys import GraphKey, Role, digest
 from ....compile_cache.regions.structure import structure_digest
-from ..comfyui import dynamic_vram, messages, page_loading
+from ..comfyui import dynamic_vram, messages, page_loading, version
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import MANAGEMENT_MODULES
 from ..weights.module_state import ModuleState
@@ -68,6 +68,7 @@ def cache() -> GraphCache:
                 device_bytes=int(comfy.model_management.get_total_memory(device())),
                 store_folder=store_location.folder(),
                 source=store_location.source(),
+                application=f"ComfyUI {version.of_comfyui()}",
                 management_modules=MANAGEMENT_MODULES,
                 settings=user_settings.variables(),
                 attribute_policy=ATTRIBUTES,
