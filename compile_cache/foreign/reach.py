@@ -58,9 +58,6 @@ class CodeReach:
         self.digest = repr_digest(([each[:4] for each in held], own))[:32]
         self.unknown = next((f"'{space}.{name}' is a {found}" for space, name, _, _, found in held if found), "")
 
-    def has_changed(self) -> bool:
-        return bool(self.change())
-
     def change(self) -> str:
         """A name that holds another object now, or one that has changed inside; empty if none does. A tenth of a
         millisecond, and a few calls in Python.
@@ -94,7 +91,7 @@ class ReachCache:
         distinct = set(kinds)
         key = frozenset(map(id, distinct))
         refs, reach = self._known.get(key, ([], None))
-        if reach is None or any(ref() is None for ref in refs) or reach.has_changed():
+        if reach is None or any(ref() is None for ref in refs) or reach.change():
             reach = CodeReach(distinct, self._spaces)
             self._known[key] = ([weakref.ref(kind) for kind in distinct], reach)
         return reach

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import folder_paths
@@ -12,7 +11,7 @@ from ....compile_cache.packages import version_of
 from ..foreign.packs import add_source
 
 _PACK = Path(__file__).resolve().parents[3]
-# Our own code that traces regions and compiles them.
+# Folders of our own code that traces regions and compiles them.
 _TRACING = (
     "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions", "compile_cache/attention",
 )  # fmt: skip
@@ -30,13 +29,7 @@ def source() -> str:
     the region reaches it, so an update of ComfyUI compiles only what it changed.
     """
     digest = hashlib.sha256()
-    add_source(digest, _PACK, _own())
+    add_source(digest, _PACK, [file for name in _TRACING for file in (_PACK / name).rglob("*.py")])
     for package in _PACKAGES:
         digest.update(f"{package} {version_of(package) or 'none'}\0".encode())
     return digest.hexdigest()[:16]
-
-
-def _own() -> Iterable[Path]:
-    for name in _TRACING:
-        path = _PACK / name
-        yield from path.rglob("*.py") if path.is_dir() else [path]
