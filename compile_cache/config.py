@@ -30,7 +30,7 @@ class CacheConfig:
     remember: also store the shapes that each model was used with, and load their regions ahead after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0: this process compiles.
     source: digest of the code that makes regions. Regions that other code made are not used.
-    application: its name and version. Calls that ran both ways are compared anew in another one, see `WholeCalls`.
+    application: its name and version. In another one calls are compared anew, and shapes are not known to be ready.
     trusted: what of other packs may be compiled and captured all the same: "module.Class" of a class of a model, and
         "name@version:digest" of a whole pack, with a digest of its Python source.
     management_modules: modules whose functions move memory and compute nothing, and such functions by their full names;

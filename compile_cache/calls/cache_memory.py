@@ -26,7 +26,7 @@ class CacheMemory:
         self.bytes_by_device = self._captures.held_by_device
         self._seen = SeenSignatures()
         folder = self._folder = config.store_folder
-        self.shapes = ShapeHistory(folder / "shapes" if folder and config.remember else None)
+        self.shapes = ShapeHistory(folder / "shapes" if folder and config.remember else None, config.application)
         self._attempts = CaptureAttempts(self._captures, self.stats, config, reach)
         self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", f"{config.source} {config.application}")
         self._lock = threading.RLock()
