@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from .kit import Bench, forget_regions, run_traces
+from ..in_process import inputs, make_unet
+from .kit import Bench, CompiledMethod, forget_regions, run_traces
 from .models import FIRST, MODELS
 from .quantized import FAMILIES, FORMATS, model_of
 
@@ -66,7 +67,22 @@ def counted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, kinds: froze
     return found
 
 
-CASES = {
+def check(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> None:
+    """Trace all regions of a compiled call; each must count all code that ran meanwhile."""
+    run_traces(core, monkeypatch)
+    forget_regions(core)
+    traced = Traced(core, monkeypatch)
+    call()
+    assert traced.regions
+    for kinds, codes in traced.regions:
+        ran = of_core(core, codes)
+        assert ran
+        core.inside("foreign.content")._digests.clear()
+        missing = ran.keys() - counted(core, monkeypatch, kinds)
+        assert {f"{ran[code]}.{code.co_name}" for code in missing} == set(), sorted(kind.__name__ for kind in kinds)
+
+
+CASES: dict[str, Callable[[], Any]] = {
     **{name: lambda name=name: MODELS[name] for name in MODELS},
     **{name: lambda name=name: model_of(next(iter(FAMILIES)), name) for name in FORMATS},
 }
@@ -74,20 +90,17 @@ CASES = {
 
 @pytest.mark.grid(8)
 @pytest.mark.parametrize("name", CASES)
-def test_all_code_that_a_trace_ran_through_counts(
+def test_all_code_that_a_trace_of_a_transformer_ran_through_counts(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    run_traces(core, monkeypatch)
-    forget_regions(core)
-    traced = Traced(core, monkeypatch)
     bench = Bench(core, CASES[name]())
-    bench.call(bench.model.call(FIRST))
     with bench.compiled():
-        bench.call(bench.model.call(FIRST))
-    assert traced.regions
-    for kinds, codes in traced.regions:
-        ran = of_core(core, codes)
-        assert len(ran) >= 2
-        core.inside("foreign.content")._digests.clear()
-        missing = ran.keys() - counted(core, monkeypatch, kinds)
-        assert {f"{ran[code]}.{code.co_name}" for code in missing} == set(), sorted(kind.__name__ for kind in kinds)
+        check(core, monkeypatch, lambda: bench.call(bench.model.call(FIRST)))
+
+
+def test_all_code_that_a_trace_of_a_unet_ran_through_counts(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unet = make_unet(core)
+    with CompiledMethod(core, unet, "_forward", core.roles.UNET).compiled(), torch.inference_mode():
+        check(core, monkeypatch, lambda: unet(**inputs(64, 64), transformer_options={}))
