@@ -1,4 +1,4 @@
-"""What was reported of models beside these families: a function as an argument, one that closes over settings, and a
+"""Bug reports about models beside these families: a function as an argument, one that closes over settings, and a
 setting of numpy's.
 """
 

@@ -85,7 +85,7 @@ def streamed(adapter: Callable[[str], ModuleType], weights: Any) -> Callable[[An
 
 @pytest.fixture
 def policy(adapter: Callable[[str], ModuleType]) -> Any:
-    """What core keeps on its modules beside settings."""
+    """The attributes beside settings that core keeps on its modules."""
     return adapter("comfyui.module_attributes").ATTRIBUTES
 
 

@@ -1,4 +1,4 @@
-"""What changes inside a model without another object in its place is seen: by the next call of a run, by the next run,
+"""A change inside a model, without another object in its place, is seen: by the next call of a run, by the next run,
 and by the key that the next process makes.
 """
 

@@ -81,7 +81,7 @@ def coded(code: str) -> Code:
 
 
 def scaled(factor: float) -> Code:
-    """What the block adds is off by a factor."""
+    """A block whose addition is off by a factor."""
     return lambda module, x, mask=None: (x + factor * (module(x, mask).double() - x)).to(x.dtype)
 
 
@@ -108,7 +108,7 @@ def mask_of(kind: str, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def difference(module: nn.Module, tensors: list[torch.Tensor], code: Code, *quantized: tuple[str, str]) -> str | None:
-    """What the comparison says of code that computes `code(module, *tensors)`."""
+    """The verdict of the comparison on code that computes `code(module, *tensors)`."""
 
     class Compiled:
         def __call__(self, weights: Any, tensors: Any) -> Any:
