@@ -108,10 +108,12 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
     if _is_quantized(state_dict, metadata):
         return comfy.sd.load_diffusion_model(path), Text("as in the file, which is quantized already")
     device = comfy.model_management.get_torch_device()
-    if name == AUTO and meant_for(device) is None:
+    meant = meant_for(device) if name == AUTO else name
+    if meant is None:
         return comfy.sd.load_diffusion_model(path), Text("as in the file: no format is faster on this device")
-    if name != AUTO and (kept := kept_files.find(path, name)):
-        return comfy.sd.load_diffusion_model(kept), Text("{format}, from the file that was kept", format=name)
+    kept_as = name if name != AUTO else f"{AUTO}-{meant}"  # it has weights of both formats
+    if kept := kept_files.find(path, kept_as):
+        return comfy.sd.load_diffusion_model(kept), Text("{format}, from the file that was kept", format=kept_as)
     if name != AUTO and layout_of(name) is None:
         raise UserError(f"This ComfyUI has no {name}. Update it, or choose 'as in the file'.")
     patcher, quantizer = _quantized(path, name, state_dict, metadata)
@@ -119,7 +121,7 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
         raise UserError(f"ComfyUI does not know the model in {path}. Choose another file.")
     logger.info("Resolute: %s", quantizer.text)
     if keep and quantizer.made:
-        kept_files.write(path, name if name != AUTO else quantizer.made.most_common(1)[0][0], patcher)
+        kept_files.write(path, kept_as, patcher)
     return patcher, quantizer.text
 
 

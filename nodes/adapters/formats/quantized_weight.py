@@ -15,7 +15,7 @@ _GROUP = 256  # columns that int8's rotation mixes
 @dataclass(frozen=True)
 class Format:
     """name: a key of core's `QUANT_ALGOS`. columns: a weight's rows and columns must be multiples of this. bound: a
-    weight with a larger relative error keeps its dtype, see docs/formats.md.
+    weight with a larger relative error keeps its dtype, see docs/models.md.
     """
 
     name: str

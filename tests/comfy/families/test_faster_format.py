@@ -139,11 +139,15 @@ def test_auto_quantizes_the_sizes_that_gain_and_measures_each_once(
     monkeypatch.setattr(formats, "meant_for", lambda device: "int8")
     monkeypatch.setattr(choice, "meant_for", lambda device: "int8")
     monkeypatch.setattr(choice, "_measured", measure)
-    patcher, text = formats.load(file, "auto")
+    patcher, text = formats.load(file, "auto", keep=True)
     square = {name for name in MEANT if name.endswith("attn.proj")}
     assert set(quantized_in(patcher)) == MEANT - square
     assert f"int8 for {len(MEANT - square)} weights, {len(square)} left as in the file" in text
     assert len(measured) == len(set(measured)) == len({each.shape for each in quantized_in(patcher).values()}) + 1
+    again, text = formats.load(file, "auto", keep=True)
+    assert text == "auto-int8, from the file that was kept"
+    assert torch.equal(output_of(again), output_of(patcher))
+    assert set(quantized_in(formats.load(file, "int8")[0])) == MEANT, "the kept file has other weights than int8's"
 
 
 @pytest.mark.parametrize("name", FORMATS)

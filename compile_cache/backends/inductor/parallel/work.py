@@ -120,8 +120,9 @@ class CompileWork:
             return True
         task.lock = store.build_lock(task.key)
         with self._tasks.table.lock:
-            has_come = task.call.region.load(store) > 0
-        if has_come:
+            loaded = task.call.region.load(store)
+        if loaded:
+            task.call.stats.counters.region_loads += loaded
             task.unlock()
         elif task.lock is None:
             task.look_at = self._tasks.clock() + _LOOK_SECONDS
