@@ -46,7 +46,7 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def held(gib: float | None, python: str | os.PathLike[str], settles: float = SETTLES) -> Iterator[None]:
+def occupy_memory(gib: float | None, python: str | os.PathLike[str], settles: float = SETTLES) -> Iterator[None]:
     """Allocate GPU memory until `gib` GiB are free, to 64 MiB; none if None. python: an interpreter with torch.
 
     Raises ServerError if that is not possible: at once unless `gib` is positive, else after `settles` seconds.

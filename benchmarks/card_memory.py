@@ -86,5 +86,5 @@ def small_card(gib: float | None) -> Iterator[None]:
     Enter it before the server starts: a running server's memory would be missing from the card that it sees. Raises
     ServerError if the card is too small.
     """
-    with ballast.held(gib if torch.cuda.is_available() else None, sys.executable):
+    with ballast.occupy_memory(gib if torch.cuda.is_available() else None, sys.executable):
         yield

@@ -114,7 +114,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
             x, context, step, y = (torch.zeros(each.shape, dtype=each.dtype) for each in (x, context, step, y))
         return quantized(_sites(model, Role.UNET, lambda: model._forward(x, step.float(), context, y, None, {})), form)
 
-    def of_rows(name: str, weight: Any, device: Any) -> Any:
+    def quantize_few_rows(name: str, weight: Any, device: Any) -> Any:
         """Quantize a few rows and repeat them: values do not matter, and a whole weight takes seconds."""
         made, error = quantized_weight.quantized(name, weight[:16], device)
         rows = weight.shape[0] // 16
@@ -125,7 +125,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
         quantizer = faster_format.Quantizer(torch.device("cpu"), lambda weight: form.removesuffix("-emulated"))
         shapes = made(device="meta", operations=comfy.ops.manual_cast)
         weights = {key: torch.full(each.shape, 0.02, dtype=each.dtype) for key, each in shapes.state_dict().items()}
-        with mock.patch.object(faster_format, "quantized", of_rows):
+        with mock.patch.object(faster_format, "quantized", quantize_few_rows):
             for name, _ in shapes.named_modules():
                 quantizer(weights, f"{name}.")
         disabled = {"float8_e4m3fn"} if form.endswith("-emulated") else set()

@@ -68,7 +68,7 @@ def description(card: str, index: int = 0) -> described_gpu.Description:
 def resources(kernel: Any) -> dict[str, int]:
     """Registers per thread, bytes of stack per thread (spilled registers), bytes of shared memory per block."""
     shared = kernel.shared if hasattr(kernel, "shared") else kernel.metadata.shared
-    registers, stack = described_gpu.of_each_thread(kernel)
+    registers, stack = described_gpu.registers_and_stack(kernel)
     return {"registers": registers, "stack": stack, "shared": shared}
 
 
@@ -112,7 +112,7 @@ def compile_for(card: str, also: Iterable[str], wanted: str) -> Iterator[tuple[R
     import torch
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    described_gpu.stand_in(description(card))
+    described_gpu.install_fake_gpu(description(card))
     torch.nn.functional.scaled_dot_product_attention = _choose_attention
     found: list[Row] = []
     known: set[str] = set()

@@ -46,7 +46,7 @@ class Cells:
         self.deadline = time.monotonic() + options.seconds
         self._longest = 0.0
         self.about: dict[str, Any] = {}
-        self.left: list[str] = []
+        self.skipped: list[str] = []
         self.failed: dict[str, str] = {}
         self.before: dict[str, Any] = {}
         if self._out is not None and self._out.is_file():
@@ -70,18 +70,18 @@ class Cells:
         return self.deadline - time.monotonic()
 
     def measure(self, name: str, measure: Callable[[], Row], guess: float = 0.0) -> Row | None:
-        """Measure a cell and write its row. Returns None and adds the name to `left` if less time is left than this
+        """Measure a cell and write its row. Returns None and adds the name to `skipped` if less time is left than this
         run's longest cell took, or than `guess` seconds before the first one. Returns None and adds the reason to
         `failed` if a prompt or its server failed. Rows that `measure` added before that stay in the file.
         """
         if self.seconds_left < (self._longest or guess):
-            return self.leave(name)
+            return self.skip(name)
         started = time.monotonic()
         try:
             row = measure()
             self.add(row)
         except OutOfTimeError:
-            return self.leave(name)
+            return self.skip(name)
         except (PromptError, ServerError) as error:  # the other cells still count
             self.failed[name] = str(error)[:2000]
             print(f"{name}: {error}", flush=True)
@@ -90,9 +90,9 @@ class Cells:
         self._longest = max(self._longest, time.monotonic() - started)
         return row
 
-    def leave(self, name: str) -> None:
+    def skip(self, name: str) -> None:
         """Record and print that there was no time for a cell."""
-        self.left.append(name)
+        self.skipped.append(name)
         print(f"{name}: left out, {max(self.seconds_left, 0):.0f} s are left", flush=True)
 
     def add(self, row: dict[str, Any]) -> None:
@@ -109,4 +109,6 @@ class Cells:
     def save(self, **more: Any) -> None:
         """Write the file. more: entries beside the rows, also for later writes."""
         self.about |= more
-        rig.save(self._out, {**self.before, **self.about, "left": self.left, "failed": self.failed, "rows": self.rows})
+        rig.save(
+            self._out, {**self.before, **self.about, "left": self.skipped, "failed": self.failed, "rows": self.rows}
+        )

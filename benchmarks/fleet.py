@@ -167,7 +167,7 @@ def measure(options: argparse.Namespace, folder: Path, router: str, store: Path,
     deadline = time.monotonic() + limit
     free = free_gib(options)
     python = os.environ.get("RESOLUTE_PYTHON") or sys.executable
-    with ballast.held(free, python), Fleet(options, folder, router, options.replicas, store) as fleet:
+    with ballast.occupy_memory(free, python), Fleet(options, folder, router, options.replicas, store) as fleet:
         seconds, whole, errors = drive(fleet.client, trace(options), deadline)
         reports = {each["prompt_id"]: each for each in fleet.client.get("/resolute/fleet")["prompts"]}
     if not seconds and not errors:

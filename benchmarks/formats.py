@@ -115,10 +115,12 @@ class Formats:
                 memory.close()
             held = process.memory_info()
             self._cells.about |= rig.environment(server)
-            told = [line.partition("Resolute: ")[2] for line in server.log().splitlines() if "largest error" in line]
+            log_lines = [
+                line.partition("Resolute: ")[2] for line in server.log().splitlines() if "largest error" in line
+            ]
         sizes = {"peak_gib": taken["device_gib"] - before / GIB, "rss_gib": held.rss / GIB}
         sizes["unbacked_gib"] = (held.rss - held.shared) / GIB
-        return {**row, **{key: round(size, 2) for key, size in sizes.items()}, "told": told}
+        return {**row, **{key: round(size, 2) for key, size in sizes.items()}, "told": log_lines}
 
     def _prompts(self, server: ComfyServer, contender: str) -> Row:
         """Run the loading, settling, one-step and whole prompts, and return their row."""
@@ -133,7 +135,7 @@ class Formats:
             history = client.run(nodes, left)
             seconds.append(execution_seconds(history))
             if number == 1 and contender != STOCK:
-                row["waited"] = rig.until_compiled(client, min(rig.COMING, self._cells.seconds_left))
+                row["waited"] = rig.until_compiled(client, min(rig.COMPILE_TIMEOUT, self._cells.seconds_left))
                 before = rig.counters(client)
             if number > 1 + SETTLE:
                 found = self._compared(server, history, contender, number)
@@ -202,7 +204,7 @@ def run(setup: command.Setup, options: argparse.Namespace) -> int:
         wanted = [each for each in (STOCK, OURS, *(options.format or FORMATS[:3])) if cells.lacks((model, each))]
         if not wanted or cells.seconds_left < START:
             for contender in wanted:
-                cells.leave(f"{model} {contender}")
+                cells.skip(f"{model} {contender}")
             continue
         formats = Formats(setup, options, cells, model)
         for contender in wanted:

@@ -23,8 +23,8 @@ from scripts.setup import command
 
 OURS, STOCK = "resolute", "stock"
 STEPS = 20
-TOLD = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
-COMING = 120.0  # seconds that background compiles may take after a server's first prompts
+LOG_LINES = ("attention", "comfy_kitchen", "Set vram state", "Device:")  # lines of ComfyUI's log about the machine
+COMPILE_TIMEOUT = 120.0  # seconds that background compiles may take after a server's first prompts
 NO_GAIN = "is not captured, since that"  # in the pack's log: the GPU is always busy even without a capture
 
 Size = tuple[int, int, int, str]  # width, height, batch, text

@@ -97,7 +97,7 @@ class Smoke:
 
     def _serve(self, name: str, contender: str, wanted: list[Row]) -> None:
         if self._left() < _START + _seconds(wanted[0], contender):
-            self._leave([f"{name}: {row.name}" for row in wanted])
+            self._skip([f"{name}: {row.name}" for row in wanted])
             return
         # Delete the kernels of earlier servers: a restart must load everything from the store.
         shutil.rmtree(self._folder / "inductor", ignore_errors=True)
@@ -108,13 +108,15 @@ class Smoke:
             time.sleep(0.0 if name == "cold" else PAUSE)
             about = rig.environment(server)
             self.result |= about if "date" not in self.result else {}
-            told = [line for line in server.log().splitlines() if any(part in line for part in rig.TOLD)]
-            self.result.setdefault("servers", {})[name] = {"ready_seconds": ready, "told": told}
+            log_lines = [line for line in server.log().splitlines() if any(part in line for part in rig.LOG_LINES)]
+            self.result.setdefault("servers", {})[name] = {"ready_seconds": ready, "told": log_lines}
             try:
                 for row in wanted:
                     self._measure(server, row, contender, name)
                 if name == "cold":
-                    self.result["servers"][name] |= rig.until_compiled(server.client, min(rig.COMING, self._left()))
+                    self.result["servers"][name] |= rig.until_compiled(
+                        server.client, min(rig.COMPILE_TIMEOUT, self._left())
+                    )
             finally:
                 self.result["servers"][name] |= server.client.get("/resolute/events") if _answers(server) else {}
 
@@ -132,18 +134,18 @@ class Smoke:
     def _measure(self, server: ComfyServer, row: Row, contender: str, name: str) -> None:
         """Measure a row as far as the time allows, write it, and print its new checks."""
         if self._left() < _seconds(row, contender):
-            self._leave([f"{name}: {row.name}"])
+            self._skip([f"{name}: {row.name}"])
             return
         place = next(each for each in self.result["rows"] if each["row"] == row.name)
         entry: dict[str, Any] = {"prompts": []}
         place[contender] = entry
         try:
             if row.kind == UNLOAD:
-                entry |= self._give_back(server)
+                entry |= self._measure_unload(server)
             else:
                 self._prompts(server, row, contender, place)
         except OutOfTimeError:
-            self._leave([f"{name}: {row.name}"])
+            self._skip([f"{name}: {row.name}"])
         except (PromptError, ServerError) as error:
             entry["failed"] = rig.first_line(error)
             self._fail(f"{name}: {row.name}", error)
@@ -186,7 +188,7 @@ class Smoke:
         elif key in self._latents:
             place.setdefault("errors", {})[name] = rig.error(self._latents[key], latents)
 
-    def _give_back(self, server: ComfyServer) -> dict[str, Any]:
+    def _measure_unload(self, server: ComfyServer) -> dict[str, Any]:
         """Unload all models, wait until the memory in use is stable, and return the memory that is still in use."""
         server.client.post("/free", {"unload_models": True})
         used, seconds = settled_bytes(STILL)
@@ -196,7 +198,7 @@ class Smoke:
     def _left(self) -> float:
         return self._deadline - time.monotonic()
 
-    def _leave(self, names: list[str]) -> None:
+    def _skip(self, names: list[str]) -> None:
         self.result["left"] += names
         for name in names:
             print(f"{name}: left out, {max(self._left(), 0):.0f} s are left", flush=True)

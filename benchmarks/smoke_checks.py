@@ -14,10 +14,10 @@ from .rig import OURS, STOCK
 from .smoke_rows import BEHIND, DECODE, FLUX, FP8, LORA, QUEUE, RESTART, SDXL, SIZE, START, UNLOAD
 
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
-MORE_WAIT, AIM = 1.0, 0.2  # seconds that a new size or a LoRA may wait beyond stock's, and the aim
-MORE_RESTART = 2.0  # seconds beyond stock's
+MAX_EXTRA_WAIT, AIM = 1.0, 0.2  # seconds that a new size or a LoRA may wait beyond stock's, and the aim
+MAX_EXTRA_RESTART = 2.0  # seconds beyond stock's
 STEP, DECODED, SECOND = 0.8, 1.0, 0.55  # times stock's; SECOND: the second prompt with nothing on disk
-MORE_GIB = 0.5  # after Unload beyond stock's; 0.2 in 2026-11-23-h200-small-cards.json
+MAX_EXTRA_GIB = 0.5  # after Unload beyond stock's; 0.2 in 2026-11-23-h200-small-cards.json
 # Errors of latents to stock's: 1.5 times the largest error in result files. SDXL after 20 steps 1.8e-3, with LoRAs
 # (2026-11-22-h200-dynamic-vram.json); Flux after 10 steps 1.6e-3 (2026-11-23-h200-families-by-shape.json), in fp8 after
 # one step 4.2e-3 (2026-11-24-h200-quantized-latest.json).
@@ -136,8 +136,8 @@ def _timed(row: Entry) -> Iterator[Check]:
     if kind == QUEUE:
         yield from _queued(row)
     if kind == RESTART:
-        note = f"stock's + {MORE_RESTART:.0f}"
-        yield _beyond(row, "first prompt, s", ours.first_s, stock.first_s, MORE_RESTART, note)
+        note = f"stock's + {MAX_EXTRA_RESTART:.0f}"
+        yield _beyond(row, "first prompt, s", ours.first_s, stock.first_s, MAX_EXTRA_RESTART, note)
     if kind in (SIZE, LORA):
         yield _wait(row, ours.wait_s, stock.wait_s)
     if kind in BEHIND or len(row["counts"]) < 3:
@@ -154,7 +154,7 @@ def _queued(row: Entry) -> Iterator[Check]:
     yield _check(row, "second prompt, s", ours[1] if len(ours) > 1 else None, bound, note=f"{SECOND} of stock's")
     is_whole = len(ours) == len(stock) == len(row["counts"])
     more = max(mine - other for mine, other in zip(ours, stock, strict=True)) if is_whole else None
-    yield _check(row, "a prompt beyond stock's, s", more, MORE_WAIT)
+    yield _check(row, "a prompt beyond stock's, s", more, MAX_EXTRA_WAIT)
 
 
 def _beyond(row: Entry, figure: str, ours: float | None, stock: float | None, more: float, note: str) -> Check:
@@ -166,19 +166,19 @@ def _beyond(row: Entry, figure: str, ours: float | None, stock: float | None, mo
 
 
 def _wait(row: Entry, ours: float | None, stock: float | None) -> Check:
-    """As `_beyond`. Without stock's value it fails if the cache alone stalled the prompt longer than `MORE_WAIT`."""
+    """As `_beyond`. Without stock's value fails if the cache alone stalled the prompt longer than `MAX_EXTRA_WAIT`."""
     figure = "first prompt waits, s"
     if stock is None and ours is not None:
         stalled = row[OURS]["prompts"][0]["counters"]["stall_seconds"]
-        if min(ours, stalled) > MORE_WAIT:
-            return Check(row["row"], figure, ours, MORE_WAIT, FAIL, f"{stalled:.1f} s of it in the cache")
-    return _beyond(row, figure, ours, stock, MORE_WAIT, f"stock's + {MORE_WAIT:.0f}, aim {AIM}")
+        if min(ours, stalled) > MAX_EXTRA_WAIT:
+            return Check(row["row"], figure, ours, MAX_EXTRA_WAIT, FAIL, f"{stalled:.1f} s of it in the cache")
+    return _beyond(row, figure, ours, stock, MAX_EXTRA_WAIT, f"stock's + {MAX_EXTRA_WAIT:.0f}, aim {AIM}")
 
 
 def _unload(row: Entry) -> Check:
     ours, stock = (row.get(each, {}).get("after_unload_gib") for each in (OURS, STOCK))
-    bound = None if stock is None else stock + MORE_GIB
-    return _check(row, "GiB held", ours, bound, note=f"stock's + {MORE_GIB}")
+    bound = None if stock is None else stock + MAX_EXTRA_GIB
+    return _check(row, "GiB held", ours, bound, note=f"stock's + {MAX_EXTRA_GIB}")
 
 
 def _check(

@@ -14,8 +14,8 @@ from .errors import UserError
 _MIB = 1024 * 1024
 _GPU_FRACTION = 4  # by default, captures keep at most a quarter of a GPU between runs, to leave room for the weights
 ATTENTION = ("measured", "flash")
-BEHIND = "behind"
-COMPILE = (BEHIND, "before")
+BACKGROUND = "behind"
+COMPILE = (BACKGROUND, "before")
 _PACK = re.compile(r"[^@]+@[^@:]+:[0-9a-f]{16}")
 
 

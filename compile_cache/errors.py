@@ -46,7 +46,7 @@ class NotComparedError(InternalError):
     """This call's values cannot verify compiled code against eager, so the code does not run. A later call may."""
 
 
-class InputsGoneError(InternalError):
+class DonatedInputsError(InternalError):
     """Compiled code failed after it had freed inputs, so the original cannot run in its place. The region is refused
     from now on; the caller can repeat the whole call.
     """

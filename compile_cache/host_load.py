@@ -52,7 +52,7 @@ class HostLoad:
             self._latest = self._clock()
 
     @contextmanager
-    def released(self) -> Iterator[None]:
+    def claims_suspended(self) -> Iterator[None]:
         """Inside, a call waits for the work, so its claims are suspended."""
         with self._lock:
             claims, self._claims = self._claims, 0
@@ -69,7 +69,7 @@ class HostLoad:
             if claims:
                 self._paused.wait(_PATIENCE)
 
-    def answered(self, host_share: float | None) -> None:
+    def record_call(self, host_share: float | None) -> None:
         """Record an answered call. host_share: the share of its time that kept the host busy; None: all of it."""
         self._spare = _HOST_BOUND if host_share is None else min(max(1.0 - host_share, _HOST_BOUND), _REPLAYS)
         self._latest = self._clock()

@@ -19,7 +19,7 @@ def comfyui_folder() -> Path | None:
     return next((folder for folder in known if (folder / "main.py").is_file()), None)
 
 
-def start_anew_with(module: str, comfyui: Path | None) -> None:
+def rerun_with(module: str, comfyui: Path | None) -> None:
     """If this Python lacks `module`, rerun the command with one that has it, and exit with its code. Else return."""
     if importlib.util.find_spec(module) is not None:
         return

@@ -25,14 +25,14 @@ from ..torch_facts.operators import defined, shared
 from ..torch_facts.out_of_memory import is_out_of_memory
 from .kernels import (
     CUDNN,
+    EFFICIENT,
     FLASH,
-    STAND_IN,
-    Given,
+    AttentionArgs,
     Kernel,
     Layout,
     compile_cudnn,
     kernels_for,
-    torchs_choice,
+    torch_attention,
     with_masked_row,
 )
 from .shape import Choice, Shape, nearest, shape_of
@@ -49,22 +49,22 @@ _MARGIN = 0.9  # another kernel must take less than this share of the first one'
 _WORTH_SECONDS = 25e-6
 
 
-_is_own = ContextVar("blocks compute attention by their own code", default=False)
+_is_eager = ContextVar("blocks compute attention by their own code", default=False)
 
 
 @contextlib.contextmanager
-def of_the_blocks() -> Iterator[None]:
+def eager_attention() -> Iterator[None]:
     """Inside, blocks run instead of compiled code and call their own attention: no kernel is measured, and an attention
     function of another pack takes effect.
     """
-    token = _is_own.set(True)
+    token = _is_eager.set(True)
     try:
         yield
     finally:
-        _is_own.reset(token)
+        _is_eager.reset(token)
 
 
-is_of_the_blocks = _is_own.get
+is_eager_attention = _is_eager.get
 
 
 class LacksMemoryError(Exception):
@@ -96,24 +96,24 @@ class Chooser:
         self._tuner, self._waiting = _tuner(folder), waiting
         self._ready.clear()
 
-    def __call__(self, given: Given) -> torch.Tensor:
+    def __call__(self, args: AttentionArgs) -> torch.Tensor:
         """Return the result as (batch, tokens, heads, width), contiguous. Raises the errors of torch's own choice, and
         OutOfMemoryError in a capture if there was no memory to measure the shape before."""
-        q = given.q
-        place = (str(q.device), shape_of(given))
+        q = args.q
+        place = (str(q.device), shape_of(args))
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
         run = self._ready.get(place)
         if run is None:
             if capturing:
                 raise torch.OutOfMemoryError(f"attention of {tuple(q.shape)} could not be measured")
-            result = self._prepare(place, given)
+            result = self._prepare(place, args)
         else:
             try:
-                result = run(given)
+                result = run(args)
             except Exception as error:
-                if capturing or run is torchs_choice:  # no fallback is left, or the error broke the capture
+                if capturing or run is torch_attention:  # no fallback is left, or the error broke the capture
                     raise
-                result = self._without(place, error, given)
+                result = self._without(place, error, args)
         return result.transpose(1, 2).contiguous()
 
     def report(self) -> list[dict[str, Any]]:
@@ -129,33 +129,33 @@ class Chooser:
             for device, shape, choice in self._tuner
         ]  # fmt: skip
 
-    def _prepare(self, place: tuple[str, Shape], given: Given) -> torch.Tensor:
+    def _prepare(self, place: tuple[str, Shape], args: AttentionArgs) -> torch.Tensor:
         """Answer the first call of a shape in this process: choose its kernel and run it."""
-        device = given.q.device
+        device = args.q.device
         shape, kernels = place[1], self._kernels(device)
         if len(kernels) < 2:
-            self._ready[place] = torchs_choice
-            return torchs_choice(given)
+            self._ready[place] = torch_attention
+            return torch_attention(args)
         choice = self._tuner.get(*place)
         text = f"attention of {'x'.join(map(str, shape.q))}"
         with self._waiting(text):
             if choice is None or choice.chosen not in {"torch", *kernels}:
                 try:
-                    choice = self._like_neighbour(place, kernels, given)
-                    choice = choice or self._measure(kernels, given)
+                    choice = self._like_neighbour(place, kernels, args)
+                    choice = choice or self._measure(kernels, args)
                 except LacksMemoryError:
-                    return torchs_choice(given)
+                    return torch_attention(args)
                 self._tuner.set(*place, choice)
                 logger.debug("Resolute: %s: %s", text, choice)
-            run = self._ready[place] = kernels.get(choice.chosen, torchs_choice)
-            if choice.chosen == CUDNN and given.mask is None:
-                self.compile_ahead(*given[:3])
+            run = self._ready[place] = kernels.get(choice.chosen, torch_attention)
+            if choice.chosen == CUDNN and args.mask is None:
+                self.compile_ahead(*args[:3])
             try:
-                return run(given)
+                return run(args)
             except Exception as error:
-                if run is torchs_choice:
+                if run is torch_attention:
                     raise
-                return self._without(place, error, given)
+                return self._without(place, error, args)
 
     def compile_ahead(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Load cuDNN in a thread and compile its code for all sizes, so that no prompt waits for it. Does so once for
@@ -171,38 +171,40 @@ class Chooser:
             work = functools.partial(_compile_cudnn, *kind[:2], layouts)
             threading.Thread(target=work, name="resolute-cudnn", daemon=True).start()
 
-    def _without(self, place: tuple[str, Shape], error: Exception, given: Given) -> torch.Tensor:
+    def _without(self, place: tuple[str, Shape], error: Exception, args: AttentionArgs) -> torch.Tensor:
         """Run torch's own choice in place of a failed kernel; later calls do so too, unless only memory was short."""
         if is_out_of_memory(error):
-            return torchs_choice(given)
+            return torch_attention(args)
         choice = self._tuner.get(*place) or Choice(chosen="torch")
         logger.warning("Resolute: attention with %s failed: %s", choice.chosen, first_line(error))
         failed = {**choice.failed, choice.chosen: first_line(error)}
         self._tuner.set(*place, Choice(failed=failed, chosen="torch"))
-        self._ready[place] = torchs_choice
-        return torchs_choice(given)
+        self._ready[place] = torch_attention
+        return torch_attention(args)
 
-    def _like_neighbour(self, place: tuple[str, Shape], kernels: dict[str, Kernel], given: Given) -> Choice | None:
+    def _like_neighbour(
+        self, place: tuple[str, Shape], kernels: dict[str, Kernel], args: AttentionArgs
+    ) -> Choice | None:
         """Return the choice of a nearby measured shape if its kernel is right for this shape too, else None."""
         near = nearest(place[1], self._tuner.on(place[0]))
         if near is None or near[1].chosen not in {"torch", *kernels}:
             return None
         kernel = kernels.get(near[1].chosen)
-        if kernel is not None and _failure(kernel, _references(kernels, given)):
+        if kernel is not None and _failure(kernel, _references(kernels, args)):
             return None
         return Choice(chosen=near[1].chosen, like=(near[0].q[2], near[0].k[2]))
 
-    def _measure(self, kernels: dict[str, Kernel], given: Given) -> Choice:
+    def _measure(self, kernels: dict[str, Kernel], args: AttentionArgs) -> Choice:
         """Measure the kernels and choose the first, unless another is clearly faster. Raises LacksMemoryError."""
         choice = Choice()
-        references = _references(kernels, given)
+        references = _references(kernels, args)
         for name, kernel in kernels.items():
-            if choice.seconds and (name == STAND_IN or min(choice.seconds.values()) < _WORTH_SECONDS):
+            if choice.seconds and (name == EFFICIENT or min(choice.seconds.values()) < _WORTH_SECONDS):
                 continue
             if why := _failure(kernel, references):
                 choice = replace(choice, failed={**choice.failed, name: why})
             else:
-                choice = choice.with_run(name, self._seconds(functools.partial(kernel, given), given.q.device))
+                choice = choice.with_run(name, self._seconds(functools.partial(kernel, args), args.q.device))
         return replace(choice, chosen=choice.fastest(_MARGIN) or "torch")
 
 
@@ -217,14 +219,14 @@ def _compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Sequence[L
         logger.debug("Resolute: cuDNN compiled nothing ahead: %s", error)
 
 
-def _references(kernels: dict[str, Kernel], given: Given) -> list[tuple[Given, torch.Tensor]]:
+def _references(kernels: dict[str, Kernel], args: AttentionArgs) -> list[tuple[AttentionArgs, torch.Tensor]]:
     """Return test calls with their right results: the call itself and, if it has a mask, one with a fully masked row.
 
     Some kernels return NaN for such a row, and later masks of this shape may have one even if this mask does not.
     Raises LacksMemoryError: a call needs memory for one result, a test for two.
     """
     try:
-        calls = [given] if given.mask is None else [given, given._replace(mask=with_masked_row(given.mask))]
+        calls = [args] if args.mask is None else [args, args._replace(mask=with_masked_row(args.mask))]
         return [(call, _right_result(kernels, call)) for call in calls]
     except Exception as error:
         if is_out_of_memory(error):
@@ -232,15 +234,15 @@ def _references(kernels: dict[str, Kernel], given: Given) -> list[tuple[Given, t
         raise
 
 
-def _right_result(kernels: dict[str, Kernel], given: Given) -> torch.Tensor:
+def _right_result(kernels: dict[str, Kernel], args: AttentionArgs) -> torch.Tensor:
     """Flash's result, since ComfyUI prefers it and torch may choose cuDNN, which prepares each shape; else torch's."""
-    if given.mask is None and FLASH in kernels:
+    if args.mask is None and FLASH in kernels:
         with contextlib.suppress(Exception):  # flash lacks this dtype or width; torch raises any other error too
-            return kernels[FLASH](given)
-    return torchs_choice(given)
+            return kernels[FLASH](args)
+    return torch_attention(args)
 
 
-def _failure(kernel: Kernel, references: Sequence[tuple[Given, torch.Tensor]]) -> str:
+def _failure(kernel: Kernel, references: Sequence[tuple[AttentionArgs, torch.Tensor]]) -> str:
     """Return why a kernel cannot run or is wrong; empty if it is right. Raises LacksMemoryError."""
     try:
         right = all(agrees(kernel(call), expected) for call, expected in references)
@@ -256,8 +258,10 @@ chooser = shared("chooser", Chooser)
 
 @functools.cache
 def operator() -> Callable[..., torch.Tensor]:
-    """`torch.ops.resolute.attention`: runs `chooser` on `Given`'s fields; returns (batch, tokens, heads, width)."""
-    return defined("attention", _SCHEMA, lambda *given: chooser(Given(*given)), _empty_result)
+    """`torch.ops.resolute.attention`: runs `chooser` on `AttentionArgs`'s fields; returns (batch, tokens, heads,
+    width).
+    """
+    return defined("attention", _SCHEMA, lambda *args: chooser(AttentionArgs(*args)), _empty_result)
 
 
 def _empty_result(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:

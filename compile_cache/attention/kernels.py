@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Given(NamedTuple):
+class AttentionArgs(NamedTuple):
     """The arguments of one attention call.
 
     q, k, v: (batch, heads, tokens, width). mask: None, or a tensor of torch.bool or of q's dtype that broadcasts to
@@ -24,12 +24,12 @@ class Given(NamedTuple):
 
 
 # The result is (batch, heads, tokens of q, width of v).
-Kernel = Callable[[Given], torch.Tensor]
+Kernel = Callable[[AttentionArgs], torch.Tensor]
 Layout = tuple[int, tuple[int, ...]]  # a tensor's head width, and its strides without the batch's
 
 FLASH, CUDNN = "flash", "cudnn"
 # The fallback for calls that flash refuses. Slower than flash at every size that flash runs (1.1 to 2.2x on an H200).
-STAND_IN = "efficient"
+EFFICIENT = "efficient"
 _FULL_TILES, _WITH_A_REST = 256, 257  # tokens: on an H100 cuDNN compiled separate code for each
 _ALIGNED = 16  # elements: the efficient kernel needs mask rows that begin at multiples of this
 
@@ -40,21 +40,21 @@ class RefusedError(Exception):
     """A kernel does not support the call."""
 
 
-def torchs_choice(given: Given) -> torch.Tensor:
-    q, k, v, mask, scale, enable_gqa = given
+def torch_attention(args: AttentionArgs) -> torch.Tensor:
+    q, k, v, mask, scale, enable_gqa = args
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
 
 
-def _flash(given: Given) -> torch.Tensor:
-    if given.mask is not None:
+def _flash(args: AttentionArgs) -> torch.Tensor:
+    if args.mask is not None:
         raise RefusedError("it takes no mask")
-    result: torch.Tensor = _aten._scaled_dot_product_flash_attention(*given[:3], scale=given.scale)[0]
+    result: torch.Tensor = _aten._scaled_dot_product_flash_attention(*args[:3], scale=args.scale)[0]
     return result
 
 
-def _cudnn(given: Given) -> torch.Tensor:
-    q, k, v, *_ = given
-    result: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(q, k, v, bias(given), False, scale=given.scale)[0]
+def _cudnn(args: AttentionArgs) -> torch.Tensor:
+    q, k, v, *_ = args
+    result: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(q, k, v, bias(args), False, scale=args.scale)[0]
     return result
 
 
@@ -68,29 +68,29 @@ def compile_cudnn(device: torch.device, dtype: torch.dtype, layouts: Sequence[La
         for tokens in (_FULL_TILES, _WITH_A_REST):
             shapes = [((1, 1, tokens, width), (tokens * strides[1], *strides)) for width, strides in layouts]
             q, k, v = (torch.empty_strided(*each, dtype=dtype, device=device) for each in shapes)
-            _cudnn(Given(q, k, v))
+            _cudnn(AttentionArgs(q, k, v))
 
 
-def _efficient(given: Given) -> torch.Tensor:
-    q, k, v, *_ = given
-    added = bias(given)
+def _efficient(args: AttentionArgs) -> torch.Tensor:
+    q, k, v, *_ = args
+    added = bias(args)
     if added is not None:
         added = aligned(added.expand(*added.shape[:-1], k.shape[2])).expand(*q.shape[:3], k.shape[2])
-    result: torch.Tensor = _aten._scaled_dot_product_efficient_attention(q, k, v, added, False, scale=given.scale)[0]
+    result: torch.Tensor = _aten._scaled_dot_product_efficient_attention(q, k, v, added, False, scale=args.scale)[0]
     return result
 
 
-def bias(given: Given) -> torch.Tensor | None:
+def bias(args: AttentionArgs) -> torch.Tensor | None:
     """Return the mask as a bias in q's dtype, added to the scores: 0 where a bool mask is true, else -inf.
 
     Raises RefusedError for a mask of another dtype, because rounding to q's dtype could change its meaning.
     """
-    mask = given.mask
-    if mask is None or mask.dtype == given.q.dtype:
+    mask = args.mask
+    if mask is None or mask.dtype == args.q.dtype:
         return mask
     if mask.dtype != torch.bool:
         raise RefusedError(f"its mask is {mask.dtype}")
-    return torch.zeros_like(mask, dtype=given.q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return torch.zeros_like(mask, dtype=args.q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
 
 
 def aligned(mask: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ def kernels_for(device: torch.device) -> dict[str, Kernel]:
     if device.type != "cuda":
         return {}
     # Users switch off a kernel that gives wrong results.
-    switched: dict[str, Kernel] = {FLASH: _flash, STAND_IN: _efficient, CUDNN: _cudnn}
+    switched: dict[str, Kernel] = {FLASH: _flash, EFFICIENT: _efficient, CUDNN: _cudnn}
     return {name: kernel for (name, kernel), is_on in zip(switched.items(), switches(), strict=False) if is_on}
 
 

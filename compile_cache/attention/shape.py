@@ -8,7 +8,7 @@ from math import log2
 from typing import cast
 
 from ..choices.tuner import Trial
-from .kernels import Given, switches
+from .kernels import AttentionArgs, switches
 
 _NEAR = 1.0  # in powers of two: a measured shape serves others within a factor of 2 of its batch and tokens
 
@@ -52,8 +52,8 @@ class Choice(Trial):
     like: tuple[int, int] | None = None
 
 
-def shape_of(given: Given) -> Shape:
-    q, k, v, mask, _, _ = given  # enable_gqa shows in the head counts of q and k
+def shape_of(args: AttentionArgs) -> Shape:
+    q, k, v, mask, _, _ = args  # enable_gqa shows in the head counts of q and k
     of_mask = () if mask is None else (tuple(mask.shape), str(mask.dtype))
     of_q, of_k = cast("Sizes", tuple(q.shape)), cast("Sizes", tuple(k.shape))
     return Shape(str(q.dtype), of_q, of_k, int(v.shape[-1]), switches(), *of_mask)

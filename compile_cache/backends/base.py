@@ -73,9 +73,9 @@ class Call:
     torch_flags: torch's flags during the call, see flags.py.
     policy: how the call may run, and whether it may be repeated or captured.
     why_captured: the reason to report for a capture, if no difference between capture keys explains it.
-    is_behind: regions without code run the original, and are compiled in the background.
+    background_compile: regions without code run the original, and are compiled in the background.
     begins_run: the call is the first of a sampling run, or is outside any run.
-    is_compared: compiled code and the original run in turn and are timed, see `WholeCalls`.
+    benchmark_eager: compiled code and the original run in turn and are timed, see `CompiledVsEager`.
     method: None if `invoke` does more than call one method of the module.
     weights: where the module's weights are while the call runs.
     """
@@ -88,8 +88,8 @@ class Call:
     torch_flags: tuple[Component, ...] = ()
     policy: CallPolicy = ANYTHING
     why_captured: str = ""
-    is_compared: bool = False
-    is_behind: bool = False
+    benchmark_eager: bool = False
+    background_compile: bool = False
     begins_run: bool = False
     progress: Progress = field(default_factory=SilentProgress)
     module: torch.nn.Module | None = None
@@ -99,10 +99,10 @@ class Call:
     @property
     def is_timed(self) -> bool:
         """True if the call is timed for the comparison with the original. A call whose policy is eager is not; nor,
-        unless `is_compared` is set, a call that is not repeatable: it may do more than its key says.
+        unless `benchmark_eager` is set, a call that is not repeatable: it may do more than its key says.
         """
-        comes = self.is_behind and self.policy.is_repeatable
-        return (self.is_compared or comes) and not self.policy.is_eager
+        comes = self.background_compile and self.policy.is_repeatable
+        return (self.benchmark_eager or comes) and not self.policy.is_eager
 
 
 class Graph(Protocol):
@@ -137,8 +137,8 @@ class CaptureFacts:
 class Code(Enum):
     """The state of the compiled code of all regions that a call runs."""
 
-    COMING = "coming"  # some region has no code yet
-    CAME = "came"  # some code has not been compared with its original yet
+    MISSING = "missing"  # some region has no code yet
+    UNVERIFIED = "unverified"  # some code has not been compared with its original yet
     READY = "ready"
 
 
@@ -224,13 +224,13 @@ class Backend(ABC):
     def retry_failed(self) -> None:  # noqa: B027
         """Let the next call of each failed region compile it again."""
 
-    def coming(self, more: int = 0) -> tuple[int, float | None]:
+    def compile_eta(self, more: int = 0) -> tuple[int, float | None]:
         """The number of regions being compiled, and the estimated seconds until these are compiled and `more` that no
         call has queued yet. The seconds are None until this process has compiled its first region.
         """
         return 0, 0.0
 
-    def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
+    def locate(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         """Locate the compiled code of these regions for a device."""
         return Located()
 

@@ -10,7 +10,7 @@ from ..config import CacheConfig
 from ..regions.site import HookBuilder
 from ..stats import Stats
 from ..torch_facts.gpu import is_nvidia
-from ..torch_facts.private_names import Loss, lost
+from ..torch_facts.private_names import Feature, why_unavailable
 from .base import Backend, Call, Capabilities, CaptureFacts, Graph, Program
 from .cuda_graphs.capture import Recorder
 from .eager import EagerProgram
@@ -29,7 +29,7 @@ class CudaGraphBackend(Backend):
     name = "cudagraph"
 
     def probe(self, device: str) -> Capabilities:
-        lack = lost(Loss.CALLS)
+        lack = why_unavailable(Feature.CALLS)
         if lack:
             return Capabilities(available=False, reason=lack, remedy="Update Resolute, or install an older torch.")
         if is_nvidia(device) and torch.cuda.is_available():

@@ -13,7 +13,7 @@ import torch
 
 from ..backends.base import Call, Code, Program
 from ..call_policy import Runs
-from ..captures.attempts import NOT_RESIDENT
+from ..captures.capture_policy import NOT_RESIDENT
 from ..captures.captures import Reach, capture_key, free_bytes
 from ..captures.tiers import Tiers
 from ..choices.stopwatch import cost_of_run, stopwatch_on
@@ -51,12 +51,12 @@ class GraphCache(CacheMemory):
     """Answers the calls of compiled modules, and counts its work.
 
     One lock guards every capture and replay, because captures share memory. ComfyUI samples on one thread; with several
-    GPUs, a second thread waits here for a launch or a check of a model. reach: see `CaptureAttempts`.
+    GPUs, a second thread waits here for a launch or a check of a model. reach: see `CapturePolicy`.
     """
 
     def __init__(self, config: CacheConfig | None = None, reach: Reach = free_bytes) -> None:
         super().__init__(config or CacheConfig.from_environment(), reach)
-        self._tiers = Tiers(self._captures, lambda key: self.whole_calls.reason(key, in_turn=False) is not None)
+        self._tiers = Tiers(self._captures, lambda key: self.compiled_vs_eager.reason(key, in_turn=False) is not None)
         self.after_capture: Callable[[], None] = lambda: None
 
     def run(self, program: Program, call: Call, recheck: Callable[[], Call] | None = None) -> Any:
@@ -69,14 +69,14 @@ class GraphCache(CacheMemory):
         key = capture_key(program, call)
         waits = program.code_of(call.key) is not Code.READY
         timed = key if call.is_timed else None
-        with self._lock, self.whole_calls.timed(timed, call.is_compared, waits, call.policy.is_streamed):
+        with self._lock, self.compiled_vs_eager.timed(timed, call.benchmark_eager, waits, call.policy.is_streamed):
             if call.begins_run:
                 self._tiers.begin_run(program)
             # At the start of a run, the inspection of all modules keeps the host busy.
             with self.stats.host.claimed() if call.begins_run else nullcontext():
                 begun = self._begin(program, call, key)
                 if recheck is not None and (call_now := recheck()) is not call:
-                    self.whole_calls.replays_nothing()
+                    self.compiled_vs_eager.replays_nothing()
                     begun = self._begin(program, call_now, capture_key(program, call_now))
             result = self._finish(program, begun)
             self._captures.keep_to_budget()
@@ -90,9 +90,11 @@ class GraphCache(CacheMemory):
         if program.capabilities.keeps_graphs:
             self._captures.drop_stale(key.owner, call.epoch)
         policy = call.policy
-        slower = None if policy.is_eager else self.whole_calls.reason(key, call.is_compared, policy.is_streamed)
+        slower = (
+            None if policy.is_eager else self.compiled_vs_eager.reason(key, call.benchmark_eager, policy.is_streamed)
+        )
         if slower is not None:
-            if call.is_compared:
+            if call.benchmark_eager:
                 return _Begun(call, key, Action.EAGER, slower)
             call = replace(call, policy=policy.originals())
         key = self._tiers.key_of(program, call, key)
@@ -100,7 +102,7 @@ class GraphCache(CacheMemory):
         if action is not Action.REPLAY:
             return _Begun(call, key, action, reason or slower)
         if not call.weights.pin():
-            self._attempts.not_resident(key, call.weights.bytes)
+            self._capture_policy.not_resident(key, call.weights.bytes)
             return _Begun(call, key, *self._decide(program, call, key, NOT_RESIDENT))
         try:
             return _Begun(call, key, action, slower, *self._replay(key, call.tensors))
@@ -115,13 +117,13 @@ class GraphCache(CacheMemory):
         if policy.is_eager:
             return Action.EAGER, policy.reason
         uncaptured = Action.REGIONS if program.capabilities.compiles and policy.runs is Runs.CODE else Action.EAGER
-        captures = self.config.capture and program.capabilities.captures and not self._attempts.gains_nothing(key)
+        captures = self.config.capture and program.capabilities.captures and not self._capture_policy.gains_nothing(key)
         if not captures or not (policy.may_capture or policy.reason):
             return uncaptured, None
-        reason = policy.reason or short or self._attempts.reason(key)
+        reason = policy.reason or short or self._capture_policy.reason(key)
         if reason is None and key in self._captures:
             return (Action.COMPARE if self._tiers.compares(key) else Action.REPLAY), None
-        if self._attempts.is_measured_first(call, key):
+        if self._capture_policy.needs_trial_run(call, key):
             return Action.EAGER, None
         return (Action.CAPTURE, None) if reason is None else (uncaptured, reason)
 
@@ -130,7 +132,7 @@ class GraphCache(CacheMemory):
         entry = self._captures.get(key)
         assert entry is not None, "the decision saw it under the same lock"
         if key.tier is Tier.ORIGINAL:
-            self.whole_calls.replays_originals(entry.is_mixed)
+            self.compiled_vs_eager.replays_originals(entry.is_mixed)
         watch = stopwatch_on(torch.device(key.device)) if entry.watch is None else None
         try:
             output = entry.value.replay(tensors)
@@ -145,14 +147,14 @@ class GraphCache(CacheMemory):
         """Carry out the decision, and count it."""
         call, key, action, reason = begun.call, begun.key, begun.action, begun.reason
         if reason is not None:
-            self._attempts.count(reason)
+            self._capture_policy.count(reason)
         if begun.failure is not None:
             return self._answer_failed_replay(call, key, begun.failure)
         if action is Action.REPLAY:
             self._captures.pin_for_session(key)
             self.stats.counters.replays += 1
             self.stats.counters.original_replays += key.tier is Tier.ORIGINAL
-            self.stats.host.answered(0.0)
+            self.stats.host.record_call(0.0)
             self._remember(call, program, key)
             return begun.output
         difference = self._record_signature(program, key)
@@ -160,7 +162,7 @@ class GraphCache(CacheMemory):
             is_short = reason is NOT_RESIDENT or (action is Action.EAGER and call.policy.runs is not Runs.ORIGINALS)
             pinned = not is_short and self._hold_weights(call, key, action, held)
             if action is Action.CAPTURE and not pinned:
-                self._attempts.count(NOT_RESIDENT)
+                self._capture_policy.count(NOT_RESIDENT)
                 action, _ = self._decide(program, call, key, NOT_RESIDENT)
             try:
                 result, seconds = self._run_program(program, call, key, action, difference)
@@ -184,10 +186,10 @@ class GraphCache(CacheMemory):
     def _hold_weights(self, call: Call, key: CaptureKey, action: Action, held: ExitStack) -> bool:
         """Pin the weights and put them in place until `held` is closed. Returns False if there is no room for them."""
         weights = call.weights
-        if weights.pages and not self._attempts.may_bring_in(key, weights.bytes, action is Action.CAPTURE):
+        if weights.pages and not self._capture_policy.may_load(key, weights.bytes, action is Action.CAPTURE):
             return False
         if not weights.pin():
-            self._attempts.not_resident(key, weights.bytes)
+            self._capture_policy.not_resident(key, weights.bytes)
             return False
         held.callback(weights.unpin)
         held.enter_context(weights.in_place())
@@ -198,7 +200,7 @@ class GraphCache(CacheMemory):
     ) -> tuple[Any, float]:
         """Run the original, or the regions and then perhaps capture. Returns the result and the capture's seconds."""
         if action is Action.EAGER:
-            with self._attempts.measured(call, key):
+            with self._capture_policy.measured(call, key):
                 return self._run_original(call), 0.0
         started = self.stats.clock()
         if action is Action.CAPTURE:
@@ -209,9 +211,9 @@ class GraphCache(CacheMemory):
             with self.stats.host.claimed():
                 result = program.compare(call)
         else:
-            with self._attempts.measured(call, key):
+            with self._capture_policy.measured(call, key):
                 result = program.run(call)
-            self.stats.host.answered(self._attempts.host_share(key))
+            self.stats.host.record_call(self._capture_policy.host_share(key))
         self.stats.forward_ran(program.ran_compiled, program.ran_originals, started)
         return result, 0.0
 
@@ -226,11 +228,11 @@ class GraphCache(CacheMemory):
         # A VAE's call needs much memory, and a run that leaves regions to be compiled does not show the host's share of
         # the time: the next run does.
         is_first = ran_originals and difference is not None and key.graph.role in VAE_ROLES
-        may_capture = ran == key or not (self._attempts.gains_nothing(ran) or self._attempts.reason(ran))
+        may_capture = ran == key or not (self._capture_policy.gains_nothing(ran) or self._capture_policy.reason(ran))
         if may_capture and not is_first and ran not in self._captures:
             why = difference or call.why_captured or self._tiers.why(ran) or FREED
             with self.stats.stalling("capture"):  # also for a capture that fails, after its rehearsal
-                seconds = self._attempts.capture(program, call, ran, result, why, cost)
+                seconds = self._capture_policy.capture(program, call, ran, result, why, cost)
         is_captured = ran in self._captures
         self.stats.forward_ran(ran_compiled or is_captured, ran_originals, started)
         if is_captured:
@@ -266,12 +268,12 @@ class GraphCache(CacheMemory):
             return self._answer_out_of_memory(call, key)
         logger.warning("Resolute: a replay failed; the original runs", exc_info=failure)
         self._captures.discard(key)
-        self._attempts.replay_failed(key, failure)
+        self._capture_policy.replay_failed(key, failure)
         return self._run_original(call)
 
     def _answer_out_of_memory(self, call: Call, key: CaptureKey) -> Any:
         call.weights.ran_out()
-        self._attempts.out_of_memory(key)
+        self._capture_policy.out_of_memory(key)
         return self._run_original(call)
 
     def _run_original(self, call: Call) -> Any:

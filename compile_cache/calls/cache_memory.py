@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ..captures.attempts import CaptureAttempts
+from ..captures.capture_policy import CapturePolicy
 from ..captures.captures import Captures, Entry, Reach
-from ..choices.whole_calls import WholeCalls
+from ..choices.compiled_vs_eager import CompiledVsEager
 from ..config import CacheConfig
 from ..keys import CaptureKey, Tier
 from ..stats import Stats
@@ -19,7 +19,7 @@ class CacheMemory:
     """The part of GraphCache that frees memory for the application and tracks its sampling runs and modules."""
 
     def __init__(self, config: CacheConfig, reach: Reach) -> None:
-        """reach: see `CaptureAttempts`."""
+        """reach: see `CapturePolicy`."""
         self.config = config
         self.stats = Stats()
         self._captures = Captures(config.budget_bytes)
@@ -27,8 +27,8 @@ class CacheMemory:
         self._seen = SeenSignatures()
         folder = self._folder = config.store_folder
         self.shapes = ShapeHistory(folder / "shapes" if folder and config.remember else None)
-        self._attempts = CaptureAttempts(self._captures, self.stats, config, reach)
-        self.whole_calls = WholeCalls(self.stats, folder and folder / "calls", config.source)
+        self._capture_policy = CapturePolicy(self._captures, self.stats, config, reach)
+        self.compiled_vs_eager = CompiledVsEager(self.stats, folder and folder / "calls", config.source)
         self._lock = threading.RLock()
 
     def open_session(self, owner: int) -> None:
@@ -60,7 +60,7 @@ class CacheMemory:
         with self._lock:
             freed = self._captures.give_back(everything)
             if everything:
-                self._attempts.memory_was_freed()
+                self._capture_policy.memory_was_freed()
             self.stats.counters.evictions = self._captures.evictions
             return freed
 
@@ -68,7 +68,7 @@ class CacheMemory:
         """Free captures that no session uses, oldest first; all of them by default. Returns the bytes freed."""
         with self._lock:
             freed = self._captures.free(bytes_to_free)
-            self._attempts.retry_all(measured=bytes_to_free is None)
+            self._capture_policy.retry_all(measured=bytes_to_free is None)
             self.stats.counters.evictions = self._captures.evictions
             return freed
 
@@ -78,11 +78,11 @@ class CacheMemory:
             self._seen.forget(owner)
             had = self.captures_of(owner)
             self._captures.forget(owner)
-            self._attempts.forget(owner)
-            self.whole_calls.forget(owner)
+            self._capture_policy.forget(owner)
+            self.compiled_vs_eager.forget(owner)
             if had:
                 self._captures.released()
-                self._attempts.memory_was_freed()
+                self._capture_policy.memory_was_freed()
 
     def drop_stale(self, owner: int, epoch: int) -> None:
         """Drop a module's captures of weights epochs other than `epoch`."""

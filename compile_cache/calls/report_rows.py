@@ -56,7 +56,7 @@ def _attention(choice: Mapping[str, Any]) -> Text:
 
 
 def _compared(comparison: Mapping[str, Any]) -> Text:
-    """Say whether calls of a size run compiled or eager, with both times. comparison: see `WholeCalls.report`."""
+    """Say whether calls of a size run compiled or eager, with both times. comparison: see `CompiledVsEager.report`."""
     values = {
         "what": ROLES[comparison["role"]],
         "shape": "x".join(map(str, comparison["shape"])),

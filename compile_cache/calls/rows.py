@@ -21,7 +21,7 @@ _MAX_NEW_SIGNATURES = 3
 # Texts of events of kind load: for the first model of a backend in this process, and for each later one.
 BACKEND, MODEL = "the backend", "the model's blocks"
 # Fields and counters of a run in `GET /resolute/runs`.
-_AS_IT_IS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped", "came")
+_RUN_FIELDS = ("model", "structure", "file", "role", "size", "steps", "started", "stopped", "came")
 _COUNTED = (
     "replays", "original_replays", "graph_calls", "eager_calls", "captures", "region_compiles", "region_loads",
     "verifications",
@@ -93,7 +93,7 @@ def plain(run: Run) -> dict[str, Any]:
     """Return plain data for the panel and `GET /resolute/runs`. words: the other texts in translatable form."""
     texts: dict[str, Sequence[str]] = {"lines": lines(run), "reasons": reasons(run), "marks": marks(run)}
     return {
-        **{name: getattr(run, name) for name in _AS_IT_IS},
+        **{name: getattr(run, name) for name in _RUN_FIELDS},
         "seconds": round(run.seconds, 4),
         "waited": round(run.waited, 4),
         "counts": {name: run.counts.get(name, 0) for name in _COUNTED},

@@ -149,7 +149,7 @@ class Run:
         return max(end - event.seconds, 0.0), end, event.kind
 
 
-def together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the changes of several periods, each as `Stats.since` returns it."""
     names = parts[0]["counts"] if parts else ()
     return {
@@ -161,7 +161,7 @@ def together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def without(changes: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+def subtract(changes: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sampling run's changes without those of its ControlNets, whose waits become `beside`."""
     return {
         "counts": {name: value - others["counts"].get(name, 0) for name, value in changes["counts"].items()},

@@ -18,9 +18,9 @@ from .captures import Captures
 class Tiers:
     """Chooses the tier of each call. GraphCache's lock guards it."""
 
-    def __init__(self, captures: Captures, is_left_alone: Callable[[CaptureKey], bool]) -> None:
-        """is_left_alone: compiled code of the call was measured to be slower, so its originals stay captured."""
-        self._captures, self._is_left_alone = captures, is_left_alone
+    def __init__(self, captures: Captures, stays_eager: Callable[[CaptureKey], bool]) -> None:
+        """stays_eager: compiled code of the call was measured to be slower, so its originals stay captured."""
+        self._captures, self._stays_eager = captures, stays_eager
         self._to_compare: set[CaptureKey] = set()  # captures whose call compares code, once in this sampling run
         self._swapped: set[CaptureKey] = set()  # second-tier captures that replace a first-tier one
 
@@ -28,13 +28,13 @@ class Tiers:
         """Start a sampling run: discard first-tier captures whose code is all ready now."""
         self._to_compare = {key for key in self._to_compare if key.owner != program.owner}
         for key in self._captures.of_first_tier(program.owner):
-            if self._is_left_alone(key):
+            if self._stays_eager(key):
                 continue
             code = program.code_of(key.graph)
             if code is Code.READY and program.has_run(key.graph):
                 self._captures.discard(key)
                 self._swapped.add(_of(key, Tier.COMPILED))
-            elif code is Code.CAME:
+            elif code is Code.UNVERIFIED:
                 self._to_compare.add(key)
 
     def key_of(self, program: Program, call: Call, compiled: CaptureKey) -> CaptureKey:
@@ -47,7 +47,7 @@ class Tiers:
         if call.policy.runs is Runs.ORIGINALS:
             return original
         is_known = program.has_run(call.key) or not call.begins_run
-        if call.is_behind and (
+        if call.background_compile and (
             program.code_of(call.key) is not Code.READY or (is_known and original in self._captures)
         ):
             return original

@@ -22,7 +22,7 @@ _NOTHING, _TIME, _CHANGING = range(3)
 _UNSTEADY = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-class StaysWholeError(Exception):
+class CannotSplitError(Exception):
     """The graph cannot be split; the text says why."""
 
 
@@ -53,7 +53,7 @@ class Split:
 def split(graph: torch.fx.Graph, weights: int, times: Collection[int]) -> Split:
     """Split a traced graph, which takes `weights` weights, then inputs. times: indices of inputs. Modifies the graph.
 
-    Raises StaysWholeError for constants, for unknown functions and for writes to values that both parts read.
+    Raises CannotSplitError for constants, for unknown functions and for writes to values that both parts read.
     """
     holders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = [node for node in graph.nodes if node.op == "output"]
@@ -93,25 +93,25 @@ def _read_sizes_of(times: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> Non
 
 def _kind_of(node: torch.fx.Node, of_inputs: Iterable[int]) -> int:
     if node.op != "call_function":
-        raise StaysWholeError(f"the trace has a constant ({node.name})")
+        raise CannotSplitError(f"the trace has a constant ({node.name})")
     kind = max(of_inputs, default=_NOTHING)
     if _is_size(node):
         return kind if kind == _CHANGING else _NOTHING
     if isinstance(node.target, OpOverload):
         return _CHANGING if _UNSTEADY.intersection(node.target.tags) else kind
     if node.target is not operator.getitem:
-        raise StaysWholeError(f"the trace calls {node.target}")
+        raise CannotSplitError(f"the trace calls {node.target}")
     return kind
 
 
 def _refuse_shared_write(node: torch.fx.Node, kinds: dict[torch.fx.Node, int]) -> None:
-    """Raise StaysWholeError for a write, unless one part makes every value that it reaches and alone reads them."""
+    """Raise CannotSplitError for a write, unless one part makes every value that it reaches and alone reads them."""
     written: Any = node
     while _writes(written) or written.target is operator.getitem or getattr(written.target, "is_view", False):
         written = written.kwargs.get("out", written.args[0])
         read_by = {kinds[each] for each in (written, *written.users)}
         if written.op == "placeholder" or len(read_by) > 1 or _NOTHING in read_by:
-            raise StaysWholeError(f"{node.target} writes to what another part reads")
+            raise CannotSplitError(f"{node.target} writes to what another part reads")
 
 
 def _part(

@@ -73,7 +73,7 @@ def forget(weights: Iterable[torch.Tensor]) -> None:
         _kept.pop(weight, None)
 
 
-def give_up(weights: Iterable[torch.Tensor]) -> bool:
+def free_after_oom(weights: Iterable[torch.Tensor]) -> bool:
     """Free the pairs of these weights, because a call ran out of memory beside them. None is made until the weights are
     reloaded or have other LoRAs. Returns True if there was one.
     """

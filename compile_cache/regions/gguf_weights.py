@@ -48,7 +48,7 @@ class GGUFForm:
         found: torch.Tensor = made
         return found
 
-    def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    def rebuild(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Return the numbers, in the file's dtype or in float32, which is finer than any that the packs decode to."""
         (data,) = parts
         return data if self.format in _PLAIN else decoded(self.format, data, self.shape)

@@ -1,8 +1,8 @@
 """The weights of a block as inputs of its regions.
 
 Compiled code takes the weights of a block as its first inputs, before the block's own, so all blocks of one structure
-share it. `weight_inputs` returns the tensors of the weights, `given_as_inputs` replaces them by a trace's tensors, and
-`cast_pattern` checks that a region supports the weights. A quantized weight is several inputs: its parts.
+share it. `weight_inputs` returns the tensors of the weights, `weights_from_inputs` replaces them by a trace's tensors,
+and `cast_pattern` checks that a region supports the weights. A quantized weight is several inputs: its parts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def weight_forms(slots: Iterable[Slot]) -> tuple[tuple[int, str], ...]:
     return tuple([(number, "" if form is None else form.text) for number, form in forms])
 
 
-def given_as_inputs(
+def weights_from_inputs(
     module: torch.nn.Module, without: Sequence[str], inputs: Sequence[torch.Tensor]
 ) -> AbstractContextManager[None]:
     """Inside, the weights of `module` are built from these inputs, in the order of `weight_inputs`; a tied weight fills
@@ -86,7 +86,7 @@ def given_as_inputs(
     for (slots, weight), count in zip(tied, counts, strict=True):
         own_parts = [next(given) for _ in range(count)]
         form = form_of(weight)
-        made = own_parts[0] if form is None else form.put_together(own_parts, weight)
+        made = own_parts[0] if form is None else form.rebuild(own_parts, weight)
         values += [(*slot, made) for slot in slots]
     return swapped(values)
 

@@ -37,7 +37,7 @@ class RegionSite:
     attends: False if the function surely computes no attention; then its key leaves out torch's attention switches.
     times: indices of the inputs that depend on the noise level alone (see `dependence`). They do not change the
         region's results.
-    others: returns, for the site's first input, the sites that other calls of the same block run, each with inputs of
+    foreseen: returns, for the site's first input, the sites that other calls of the same block run, each with inputs of
         the right shapes without data. A call that waits for no code queues them after all regions that calls need.
     """
 
@@ -50,7 +50,7 @@ class RegionSite:
     structure: str | None = None
     attends: bool = True
     times: tuple[int, ...] = ()
-    others: Callable[[torch.Tensor], Iterable[tuple[RegionSite, list[torch.Tensor]]]] | None = None
+    foreseen: Callable[[torch.Tensor], Iterable[tuple[RegionSite, list[torch.Tensor]]]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class LendingRunner(Protocol):
     def __call__(self, site: RegionSite, *inputs: Input, lend: Lend | None = None) -> Any: ...
 
 
-def taken(inputs: Sequence[Input]) -> list[torch.Tensor]:
+def take_donated(inputs: Sequence[Input]) -> list[torch.Tensor]:
     """Return the tensors of inputs, and remove donated ones from their lists."""
     return [each.pop() if isinstance(each, list) else each for each in inputs]
 

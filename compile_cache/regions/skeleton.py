@@ -48,7 +48,7 @@ def _without_contents(weight: Any, made: dict[int, Any]) -> Any:
             if isinstance(form, GGUFForm):
                 made[id(weight)] = form.packed(_meta(*form.parts(weight)))
             elif form is not None:
-                made[id(weight)] = form.put_together([_meta(part) for part in form.parts(weight)], weight)
+                made[id(weight)] = form.rebuild([_meta(part) for part in form.parts(weight)], weight)
             elif is_plain(weight):
                 empty = _meta(weight)
                 is_parameter = isinstance(weight, torch.nn.Parameter)

@@ -22,19 +22,16 @@ from ..keys import repr_digest
 from .slots import all_parts, tensor_slots
 from .weight_parts import form_of, is_plain
 
-_AS_IT_IS = frozenset({type(None), bool, int, float, str})
+_SCALARS = frozenset({type(None), bool, int, float, str})
 _NO_SETTINGS = TORCH_OWN | HOOKED
 
 
 @dataclasses.dataclass(slots=True)
 class Memo:
-    """Digests by id(module), the names of classes, and whether their code reads `training` (core puts a UNet in
-    evaluation mode, and leaves a ControlNet in training mode), for one survey of an unchanging model.
-    """
+    """Digests by id(module), and the names of classes, for one survey of a model that does not change during it."""
 
     digests: dict[int, str] = dataclasses.field(default_factory=dict)
     names: dict[type, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    reads_mode: dict[type, bool] = dataclasses.field(default_factory=dict)
 
 
 def parts(module: torch.nn.Module, without: Sequence[str] = ()) -> list[tuple[str, torch.nn.Module]]:
@@ -88,13 +85,7 @@ def _digest(
         for name, child in (module._modules.items() if module._modules else ())
         if child is not None and name not in without
     ]
-    if kind not in memo.reads_mode:
-        memo.reads_mode[kind] = "training" in names_in(code_of({kind}))
-    has_mode = memo.reads_mode[kind] and not (kind is torch.nn.Dropout and module.p == 0)
-    left_out = ignored if has_mode else {*ignored, "training"}
-    own = sorted(
-        [each for each in settings(module, is_root, policy) if each[0] not in left_out]
-    )  # no name occurs twice
+    own = sorted([each for each in settings(module, is_root, policy) if each[0] not in ignored])  # no name occurs twice
     result = repr_digest((*memo.names[kind], tuple(weights), tuple(own), hooks, tuple(children)))
     if not is_root:
         memo.digests[id(module)] = result
@@ -117,7 +108,7 @@ def settings(
     switch, reader = policy.switch
     return tuple(
         [
-            (name, value if type(value) in _AS_IT_IS else described(value))
+            (name, value if type(value) in _SCALARS else described(value))
             for name, value in vars(module).items()
             if name not in TORCH_OWN and not policy.is_bookkeeping(name) and not (is_root and name in HOOKED)
             if name != switch or (value and hasattr(module, reader))

@@ -48,7 +48,7 @@ class WeightForm(Protocol):
     def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors that a weight of this form consists of, each plain or composite."""
 
-    def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    def rebuild(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Return a weight of this form made of other parts, with the shape of `like`."""
 
 
@@ -76,7 +76,7 @@ class FlattenedForm:
     def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
         return [getattr(weight, name) for name in self.names]
 
-    def put_together(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    def rebuild(self, parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         unflatten = getattr(self.kind, "__tensor_unflatten__")  # noqa: B009 (torch declares it nowhere)
         made: torch.Tensor = unflatten(dict(zip(self.names, parts, strict=True)), self.context, like.shape, None)
         return made

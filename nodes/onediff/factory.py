@@ -79,16 +79,16 @@ class Folder:
 class OldNode:
     """One of OneDiff's nodes.
 
-    title: OneDiff's own. became: its replacement, shown in the title; empty if none is needed. about: a sentence about
-    its present effect. inputs: by name, in OneDiff's order: a type for a link, a `Folder`, a tuple of choices whose
-    first one is the default, or the default of another widget. outputs: types by name; a node without outputs is an
-    output node. run: called with the node's id and the inputs by name.
+    title: OneDiff's own. replacement: its replacement, shown in the title; empty if none is needed. description: a
+    sentence about its present effect. inputs: by name, in OneDiff's order: a type for a link, a `Folder`, a tuple of
+    choices whose first one is the default, or the default of another widget. outputs: types by name; a node without
+    outputs is an output node. run: called with the node's id and the inputs by name.
     """
 
     node_id: str
     title: str
-    became: str
-    about: str
+    replacement: str
+    description: str
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     run: Callable[..., io.NodeOutput]
@@ -106,12 +106,14 @@ def node_of(old: OldNode) -> type[io.ComfyNode]:
     class Node(io.ComfyNode):
         @classmethod
         def define_schema(cls) -> io.Schema:
-            advice = f"Use {old.became} in new workflows." if old.became else "It is no longer needed."
+            advice = f"Use {old.replacement} in new workflows." if old.replacement else "It is no longer needed."
             return io.Schema(
                 node_id=old.node_id,
-                display_name=f"{old.title} → {old.became}" if old.became else f"{old.title} (no longer needed)",
+                display_name=f"{old.title} → {old.replacement}"
+                if old.replacement
+                else f"{old.title} (no longer needed)",
                 category=CATEGORY,
-                description=f"OneDiff's node. {advice} {old.about}",
+                description=f"OneDiff's node. {advice} {old.description}",
                 inputs=[_input(name, given) for name, given in old.inputs.items()],
                 outputs=[_output(name, kind) for name, kind in old.outputs.items()],
                 **with_node_id(),

@@ -47,12 +47,12 @@ _SAVES_NOTHING = f"It saves nothing: {_NO_SAVE}. docs/servers.md says how to car
 
 
 def _not_needed(
-    node_id: str, title: str, reason: str, inputs: dict[str, Any], passes: str = "", about: str = ""
+    node_id: str, title: str, reason: str, inputs: dict[str, Any], passes: str = "", description: str = ""
 ) -> OldNode:
-    """passes: the input that the node passes on. about: the description, by default the reason."""
+    """passes: the input that the node passes on. description: the description, by default the reason."""
     outputs = {inputs[passes].io_type: inputs[passes]} if passes else {}
     run = partial(runs.pass_on, reason=reason, passes=passes)
-    return OldNode(node_id, title, "", about or f"{reason[0].upper()}{reason[1:]}.", inputs, outputs, run)
+    return OldNode(node_id, title, "", description or f"{reason[0].upper()}{reason[1:]}.", inputs, outputs, run)
 
 
 TABLE = (
@@ -176,7 +176,7 @@ TABLE = (
     ),
     *(
         _not_needed(
-            node_id, title, _NO_SAVE, {**waits_for, name: kind, "filename_prefix": name}, about=_SAVES_NOTHING,
+            node_id, title, _NO_SAVE, {**waits_for, name: kind, "filename_prefix": name}, description=_SAVES_NOTHING,
         )
         for node_id, title, waits_for, name, kind in (
             ("ModelGraphSaver", "Model Graph Saver", {"samples": io.Latent}, "model", io.Model),

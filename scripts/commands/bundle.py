@@ -21,7 +21,7 @@ from compile_cache.store.fingerprint import EnvironmentFingerprint
 
 from .. import pack
 from ..errors import SetupError
-from ..interpreter import start_anew_with
+from ..interpreter import rerun_with
 
 _ELSEWHERE = (
     " If ComfyUI is started with --base-directory or --user-directory, its store is elsewhere: give these arguments "
@@ -145,7 +145,7 @@ def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
     """
     if place.comfyui is None or not (place.comfyui / "comfy" / "model_management.py").is_file():
         raise SetupError("--comfyui must name ComfyUI's folder, which contains main.py and comfy.")
-    start_anew_with("torch", place.comfyui)
+    rerun_with("torch", place.comfyui)
     sys.path.insert(0, str(place.comfyui.resolve()))
     sys.argv = ["main.py", *place.server_arguments]
     try:

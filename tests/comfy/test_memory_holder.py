@@ -33,8 +33,8 @@ def asked() -> list[bool]:
 @pytest.fixture
 def holder(core: SimpleNamespace, management: Any, asked: list[bool]) -> Any:
     made = core.ours("comfyui.memory_holder").MemoryHolder(CPU, lambda: 100 * MIB, asked.append)
-    made.show()
-    made.show()
+    made.register()
+    made.register()
     return made
 
 
@@ -70,7 +70,7 @@ def test_unload_models_asks_for_everything_and_the_next_capture_shows_it_again(
     management.unload_all_models()
     assert asked == [True]
     assert names(management) == []
-    holder.show()
+    holder.register()
     assert names(management) == ["CapturedGraphs"]
 
 
@@ -143,8 +143,8 @@ def test_the_button_free_compares_decodes_again_and_the_node_does_not(
 ) -> None:
     memory, compared = core.ours("sampling.memory"), list[str]()
     monkeypatch.setattr(memory, "broadcast", lambda *given, **more: None)
-    whole_calls = core.ours("process.runtime").cache().whole_calls
-    monkeypatch.setattr(whole_calls, "measure_again", lambda: compared.append("again"))
+    compiled_vs_eager = core.ours("process.runtime").cache().compiled_vs_eager
+    monkeypatch.setattr(compiled_vs_eager, "measure_again", lambda: compared.append("again"))
     memory.free_graphs()  # as the node does, in each prompt
     assert compared == []
     idle = SimpleNamespace(mutex=contextlib.nullcontext(), currently_running={})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compile_cache.attention.chooser import Chooser
-from compile_cache.attention.kernels import Given, torchs_choice
+from compile_cache.attention.kernels import AttentionArgs, torch_attention
 from compile_cache.attention.timing import seconds_of
 from compile_cache.backends.cuda_graphs.capture import capture
 from compile_cache.errors import CaptureError
@@ -48,15 +48,15 @@ def _inference() -> Any:
         yield
 
 
-def given(shape: str, mask: str) -> Given:
+def given(shape: str, mask: str) -> AttentionArgs:
     batch, heads, groups, tokens, context, width, dtype = SHAPES[shape]
     like: dict[str, Any] = {"device": "cuda", "dtype": dtype}
     q = torch.randn(batch, tokens, heads, width, **like).transpose(1, 2)
     k, v = (torch.randn(batch, context, groups, width, **like).transpose(1, 2) for _ in range(2))
-    return Given(q, k, v, MASKS[mask](q, k), None, heads != groups)
+    return AttentionArgs(q, k, v, MASKS[mask](q, k), None, heads != groups)
 
 
-def exact(call: Given) -> torch.Tensor:
+def exact(call: AttentionArgs) -> torch.Tensor:
     """In float32, as (batch, tokens, heads, width); numbers of a wholly masked row are 0."""
     q, k, v = (each.float() for each in call[:3])
     k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
@@ -78,7 +78,7 @@ def test_the_chosen_kernel_is_as_near_to_float32_as_torchs(shape: str, mask: str
     found = chooser(call)
     (choice,) = chooser.report()
     print(shape, mask, choice["kernel"], choice["milliseconds"], choice["failed"])
-    right, torchs = exact(call), torchs_choice(call).transpose(1, 2)
+    right, torchs = exact(call), torch_attention(call).transpose(1, 2)
     assert found.is_contiguous()
     assert torch.isfinite(found).all() or not torch.isfinite(torchs).all()
     ours, theirs = (distance(each.nan_to_num(), right) for each in (found, torchs))
@@ -105,7 +105,7 @@ def test_a_shape_that_is_new_within_a_capture_refuses_it_and_nothing_else() -> N
     chooser, call = Chooser(), given("SDXL", "none")
     tensors = list(call[:3])
     with pytest.raises(CaptureError, match="could not be measured"):
-        capture(lambda given: chooser(Given(*given)), tensors, torchs_choice(call), rehearse=False)
+        capture(lambda given: chooser(AttentionArgs(*given)), tensors, torch_attention(call), rehearse=False)
     assert chooser.report() == []
     torch.randn(8, device="cuda")
     torch.cuda.synchronize()

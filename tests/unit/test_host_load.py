@@ -32,7 +32,7 @@ class Host:
         self.slept = 0.0
         with self.load.working():
             for _ in range(parts):
-                self.load.answered(host_share)
+                self.load.record_call(host_share)
                 self.now += part
                 self.load.rest()
         return part * parts / (part * parts + self.slept)
@@ -44,7 +44,7 @@ class Host:
 )
 def test_work_takes_what_calls_leave_and_a_twelfth_at_least(host_share: float | None, share: float) -> None:
     host = Host()
-    host.load.answered(host_share)
+    host.load.record_call(host_share)
     assert host.load.spare == pytest.approx(share)
     assert host.share(host_share) == pytest.approx(share, abs=0.01)
 
@@ -54,7 +54,7 @@ def test_a_long_part_is_paid_for_by_many_short_pauses() -> None:
     with host.load.working():
         for seconds in (1.0, *[1e-6] * 300):
             host.now += seconds
-            host.load.answered(None)
+            host.load.record_call(None)
             host.load.rest()
     assert host.slept == pytest.approx(11.5, abs=0.06)
 
@@ -64,7 +64,7 @@ def test_while_a_prompt_does_something_else_work_takes_a_fifth_and_without_a_pro
     host_share: float | None,
 ) -> None:
     host = Host()
-    host.load.answered(host_share)
+    host.load.record_call(host_share)
     host.now += 0.5
     assert host.load.spare == 0.2
     host.load.prompt_runs = lambda: False
@@ -74,14 +74,14 @@ def test_while_a_prompt_does_something_else_work_takes_a_fifth_and_without_a_pro
 def test_while_a_call_waits_for_the_work_it_takes_all_of_the_time() -> None:
     host = Host()
     host.now += 0.5
-    with host.load.released():
+    with host.load.claims_suspended():
         assert host.share(None) == 1.0
     assert host.share(None) == pytest.approx(0.08, abs=0.01)
 
 
 def test_nothing_is_owed_for_an_earlier_piece_of_work() -> None:
     host = Host()
-    host.load.answered(None)
+    host.load.record_call(None)
     with host.load.working():
         host.now += 10.0
         host.load.rest()
@@ -133,10 +133,10 @@ def test_a_call_that_claims_the_host_has_it_alone(worker: Worker) -> None:
 
 
 def test_a_call_that_waits_for_the_work_claims_nothing_meanwhile(worker: Worker) -> None:
-    with worker.load.released():
+    with worker.load.claims_suspended():
         assert worker.works
     with worker.load.claimed():
-        with worker.load.released():
+        with worker.load.claims_suspended():
             assert worker.works
         assert not worker.works
     assert worker.works

@@ -16,7 +16,7 @@ from . import pools
 logger = logging.getLogger(__name__)
 
 
-def keep_for_good(error: BaseException) -> None:
+def leak_tensors(error: BaseException) -> None:
     """Leak the tensors of a broken capture, which the frames of its error keep alive.
 
     Under cudaMallocAsync, freeing memory of a broken capture ends the process, in a destructor where nothing can catch
@@ -25,7 +25,7 @@ def keep_for_good(error: BaseException) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
 
 
-def let_go(error: BaseException | None) -> None:
+def clear_frames(error: BaseException | None) -> None:
     """Clear the frames of an error, its contexts and its causes: they keep tensors of the capture alive."""
     seen, errors = set[int](), [error]
     while errors:
@@ -46,7 +46,7 @@ def abandon(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> None:
     try:
         graph.capture_end()
     except RuntimeError as error:
-        keep_for_good(error)
+        leak_tensors(error)
         logger.debug("the broken capture ended with: %s", first_line(error))
         try:
             end_allocate_to_pool(device, pool)

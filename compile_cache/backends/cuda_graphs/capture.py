@@ -17,14 +17,14 @@ import torch
 
 from ...choices.stopwatch import cost_of_run
 from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
-from ...torch_facts.private_names import Loss, foreach_copy, lost, pytree
+from ...torch_facts.private_names import Feature, foreach_copy, pytree, why_unavailable
 from ..base import Call, CaptureFacts
 from . import kernel_memory, pools
-from .broken import abandon, keep_for_good, let_go
-from .foreign_launches import RefusedLaunchError, launches_by_address
+from .broken import abandon, clear_frames, leak_tensors
+from .foreign_launches import UnsafeLaunchError, launches_by_address
 from .host_constants import HostConstants, Run, require_one_device
-from .kept_tensors import put_back, refused_if_read
-from .memory import make_room, map_memory, trims
+from .kept_tensors import forbid_retained_reads, restore_attributes
+from .memory import make_room, map_memory, trim_count
 from .sync_check import waits_of
 
 logger = logging.getLogger(__name__)
@@ -60,16 +60,16 @@ class CapturedGraph:
         self._kept = list(kept)
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._device, self._peak = device, peak
-        self._trims = trims()
+        self._trims = trim_count()
         self._inputs = inputs
         self._outputs = outputs
         self._spec = spec
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
         assert self._graph is not None, "a closed graph is replayed"
-        if self._trims != trims():  # the launch maps its memory again
+        if self._trims != trim_count():  # the launch maps its memory again
             make_room(self._device, self._peak)
-            self._trims = trims()
+            self._trims = trim_count()
         foreach_copy(self._inputs, list(tensors))
         self._graph.replay()
         # The original may return one tensor twice (ControlNet's residuals, scaled in place): return one clone twice.
@@ -129,7 +129,7 @@ def capture(
     inputs = [tensor.clone() for tensor in tensors]
     copies = {id(leaf): leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)}
     outputs = [copies.get(id(leaf), leaf) for leaf in leaves]
-    with _beside(device):
+    with _on_capture_stream(device):
         if kernel_memory.has_int8_products(module):
             kernel_memory.claim(device)
         peak, rehearsed, seconds = facts.peak, None, 0.0
@@ -157,7 +157,7 @@ def capture(
 
 
 @contextlib.contextmanager
-def _beside(device: int) -> Iterator[None]:
+def _on_capture_stream(device: int) -> Iterator[None]:
     """Switch to the stream of captures. At the end the caller's stream waits for it, also after an error: a rehearsal
     that still runs would write to memory that was returned to the allocator.
     """
@@ -188,12 +188,12 @@ def _rehearse(
     A forward that waits only to copy values it made on the host can be captured: the values are copied beforehand. Two
     more runs check this: one makes the copies, and one uses them and must not wait.
     """
-    with refused_if_read(module):
+    with forbid_retained_reads(module):
         waits = waits_of(functools.partial(_run, invoke, inputs))
     if not waits:
         return None, Run()
     made = Run()
-    if not lost(Loss.HOST_VALUES):
+    if not why_unavailable(Feature.HOST_VALUES):
         constants = HostConstants(module)
         with constants.observed(inputs, makes=True) as made:
             _run(invoke, inputs)
@@ -209,7 +209,7 @@ def _rehearse(
 def _run(invoke: Invoke, inputs: list[torch.Tensor]) -> None:
     try:
         _leaves_of(invoke, inputs)
-    except (Exception, RefusedLaunchError) as error:
+    except (Exception, UnsafeLaunchError) as error:
         raise CaptureError(f"the forward cannot be captured: {first_line(error)}") from error
 
 
@@ -257,7 +257,7 @@ def _capture_with_constants(
 
 def _putting_back(invoke: Invoke, module: torch.nn.Module | None) -> Invoke:
     def run(tensors: Sequence[torch.Tensor]) -> Any:
-        with put_back(module):
+        with restore_attributes(module):
             return invoke(tensors)
 
     return run
@@ -286,15 +286,15 @@ def _capture_on_current_stream(
         del results, result
         graph.capture_end()
     except Exception as error:
-        keep_for_good(error)
+        leak_tensors(error)
         abandon(graph, device, pool)
         raise CaptureError(f"{type(error).__name__}: {first_line(error)}") from error
     except BaseException as error:
         # A cancellation, for which ComfyUI's operations check, or a refused launch. The capture is intact: free its
         # tensors while it is still open.
-        let_go(error)
+        clear_frames(error)
         abandon(graph, device, pool)
-        if isinstance(error, RefusedLaunchError):
+        if isinstance(error, UnsafeLaunchError):
             raise CaptureError(f"the forward cannot be captured: {error}") from error
         raise
     return graph

@@ -24,14 +24,14 @@ _this = threading.local()
 _SCRATCH = ("global_scratch_size", "profile_scratch_size")
 
 
-class RefusedLaunchError(BaseException):
+class UnsafeLaunchError(BaseException):
     """A BaseException, because ComfyUI and other packs catch Exception around a kernel and fall back to another one."""
 
 
 @contextlib.contextmanager
 def launches_by_address() -> Iterator[None]:
     """In this block and thread, pass addresses instead of tensors to Triton's launcher. Does nothing under torch's own
-    allocator, whose memory the driver knows. Raises RefusedLaunchError at a launch that cannot be converted, and again
+    allocator, whose memory the driver knows. Raises UnsafeLaunchError at a launch that cannot be converted, and again
     at the end, in case a bare `except` caught it.
     """
     _this.is_within, _this.refused = is_trimmable(), ""
@@ -42,7 +42,7 @@ def launches_by_address() -> Iterator[None]:
     finally:
         _this.is_within = False
     if _this.refused:
-        raise RefusedLaunchError(_this.refused)
+        raise UnsafeLaunchError(_this.refused)
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def _guard(launcher: type[Callable[..., None]] | None) -> None:
             if any(map(_has_tensor, args)) or any(getattr(self, name, 0) for name in _SCRATCH):
                 why = "launches a Triton kernel in a way that fails in a capture with cudaMallocAsync"
                 _this.refused = f"{_caller()} {why}"
-                raise RefusedLaunchError(_this.refused)
+                raise UnsafeLaunchError(_this.refused)
         launch(self, *args)
 
     launcher.__call__ = guarded  # type: ignore[method-assign]

@@ -36,7 +36,7 @@ _Tensors = dict[int, torch.Tensor]  # by id; keeps the tensors alive, so that no
 _Attributes = list[tuple[dict[str, Any], dict[str, Any], dict[str, _Tensors]]]
 
 
-class _Look(dict[type, Any]):
+class _TensorScan(dict[type, Any]):
     """One scan of a model for tensors. Maps each class to its base: torch.Tensor, a container type, or None.
 
     inside: the tensors in each visited container, by the container's id. So each container is scanned once: DynamicVRAM
@@ -79,7 +79,7 @@ class _Look(dict[type, Any]):
 
 
 @contextlib.contextmanager
-def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
+def forbid_retained_reads(module: torch.nn.Module | None) -> Iterator[None]:
     """Wrap a call outside a capture. Raises CaptureError if the call keeps a tensor that the model's code may read."""
     parts = _parts(module)
     files = modules_of(parts)
@@ -95,11 +95,11 @@ def refused_if_read(module: torch.nn.Module | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def put_back(module: torch.nn.Module | None) -> Iterator[None]:
+def restore_attributes(module: torch.nn.Module | None) -> Iterator[None]:
     """Wrap a call inside a capture: afterwards no module attribute and no function cache contains a tensor that the
     call made, even if the call raises.
 
-    Attaches the removed tensors to an error of the call, so that `keep_for_good` leaks them too.
+    Attaches the removed tensors to an error of the call, so that `leak_tensors` leaks them too.
     """
     parts = _parts(module)
     files = modules_of(parts)
@@ -108,14 +108,14 @@ def put_back(module: torch.nn.Module | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        vars(error)["tensors"] = [*_put_back(before), *map(_contents, _caches_in(files))]
+        vars(error)["tensors"] = [*_restore_attributes(before), *map(_contents, _caches_in(files))]
         raise
     except BaseException:  # a cancel: free the tensors while the capture is still open
-        _put_back(before)
+        _restore_attributes(before)
         raise
     finally:
         clear_caches(files)
-    _put_back(before)
+    _restore_attributes(before)
 
 
 def clear_caches(files: Iterable[str]) -> None:
@@ -146,13 +146,13 @@ def _parts(module: torch.nn.Module | None) -> list[torch.nn.Module]:
 
 
 def _attributes(parts: Iterable[torch.nn.Module]) -> _Attributes:
-    look = _Look()
+    look = _TensorScan()
     return [(own, dict(own), look.held(own)) for own in [part.__dict__ for part in parts]]
 
 
 def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
     """The attributes that contain a tensor which they did not contain before."""
-    look = _Look()
+    look = _TensorScan()
     return [
         (own, name)
         for own, _, known in before
@@ -161,7 +161,7 @@ def _kept_since(before: _Attributes) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
-def _put_back(before: _Attributes) -> list[Any]:
+def _restore_attributes(before: _Attributes) -> list[Any]:
     """Restore the attributes' previous values. Returns the values that the call had set."""
     known = {id(own): attributes for own, attributes, _ in before}
     displaced = []

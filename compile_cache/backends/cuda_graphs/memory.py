@@ -24,7 +24,7 @@ _ROUNDING = 64 << 20  # the driver rounds each allocation up to 2 MiB
 _RESERVED_NOW = 2  # CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
 
 
-def trims() -> int:
+def trim_count() -> int:
     """The number of times that memory of live graphs was released. A graph maps it again at its next launch."""
     return _trims
 

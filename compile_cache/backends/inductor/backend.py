@@ -22,7 +22,7 @@ from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
 from ...torch_facts import fake_devices
 from ...torch_facts.gpu import is_nvidia
-from ...torch_facts.private_names import Loss, giving_way, import_inductor, lost
+from ...torch_facts.private_names import Feature, import_inductor, why_unavailable, yielding_gil
 from ..base import Backend, Capabilities, Located, Program
 from .parallel.pool import WorkerPool, worker_count
 from .toolchain import lack_of
@@ -102,7 +102,7 @@ class InductorBackend(Backend):
         if not _probe_machine(device.type).available:
             return
         self._start_workers(device, config)
-        with host.working(), giving_way():
+        with host.working(), yielding_gil():
             import_inductor(host.rest)
             if self.probe(device.type).available:
                 self.table  # noqa: B018 (imports what is left)
@@ -149,11 +149,11 @@ class InductorBackend(Backend):
         if self._table is not None:
             self._table.retry_failed()
 
-    def coming(self, more: int = 0) -> tuple[int, float | None]:
+    def compile_eta(self, more: int = 0) -> tuple[int, float | None]:
         background = self._background
-        return (0, 0.0) if background is None else background.coming(more)
+        return (0, 0.0) if background is None else background.compile_eta(more)
 
-    def located(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
+    def locate(self, keys: Iterable[str], device: torch.device, config: CacheConfig) -> Located:
         store = self._store(device, config)
         wanted = frozenset(keys)
         # Without a table no code is in memory; creating one would import inductor and block the caller for seconds.
@@ -177,7 +177,7 @@ class InductorBackend(Backend):
 
         Reads the environment at each call, because another pack may have changed a flag such as TF32.
         """
-        if config.store_folder is None or lost(Loss.KEEPING):
+        if config.store_folder is None or why_unavailable(Feature.KEEPING):
             return None
         try:
             from .compile.environment import environment_of
@@ -226,11 +226,15 @@ def _probe_machine(device: str) -> Capabilities:
 
 def _probe_torch(machine: Capabilities, device: str) -> Capabilities:
     """The machine's capabilities, without those for which this torch lacks a private name."""
-    lack = lost(Loss.CALLS, Loss.COMPILING)
+    lack = why_unavailable(Feature.CALLS, Feature.COMPILING)
     if lack:
         return _missing(lack, f"Update Resolute, or install torch {_text(NEWEST_TORCH)} or older.")
-    losses = [lost(Loss.KEEPING), lost(Loss.WORKERS), lost(Loss.GPU_WORKERS) if device == "cuda" else ""]
-    addresses = lost(Loss.ADDRESSES) if machine.captures and _is_malloc_async() else ""
+    losses = [
+        why_unavailable(Feature.KEEPING),
+        why_unavailable(Feature.WORKERS),
+        why_unavailable(Feature.GPU_WORKERS) if device == "cuda" else "",
+    ]
+    addresses = why_unavailable(Feature.ADDRESSES) if machine.captures and _is_malloc_async() else ""
     if _version() > NEWEST_TORCH:
         newest = _text(NEWEST_TORCH)
         losses.insert(0, f"torch {torch.__version__} is newer than {newest}, the newest that Resolute was tested on")

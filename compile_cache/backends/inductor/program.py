@@ -11,7 +11,7 @@ import torch
 
 from ...call_policy import Runs
 from ...config import CacheConfig
-from ...errors import BypassCode, BypassReason, InputsGoneError, first_line
+from ...errors import BypassCode, BypassReason, DonatedInputsError, first_line
 from ...keys import VAE_ROLES, GraphKey
 from ...regions import gguf_loras
 from ...regions.site import Hook, HookBuilder, installed
@@ -22,7 +22,7 @@ from ..base import Call, Capabilities, CaptureFacts, Code, Graph, Program
 from ..cuda_graphs.capture import Recorder
 from .parallel.compile_queue import CompileQueue
 from .regions.binding import RegionBinding
-from .regions.miss_path import MOST_AT_ONCE, MOST_COMPARED, Lacks, Missing
+from .regions.miss_path import MOST_AT_ONCE, MOST_COMPARED, MissingCodes, MissPolicy
 from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
@@ -55,24 +55,24 @@ class InductorProgram(Program):
         self._hooks: Sequence[Hook] = ()
         self._epoch: int | None = None
         self._queue, self._config = queue, config
-        self._lacking: dict[GraphKey, Lacks] = {}  # by call: the regions whose original its latest `run` ran
+        self._missing: dict[GraphKey, MissingCodes] = {}  # by call: the regions whose original its latest `run` ran
 
     def code_of(self, key: GraphKey) -> Code:
-        lacks = self._lacking.get(key)
-        if not lacks:
+        missing = self._missing.get(key)
+        if not missing:
             return Code.READY
-        left = [lack for lack in lacks.values() if not lack.is_settled]
+        left = [each for each in missing.values() if not each.is_settled]
         if not left:
-            self._lacking[key] = {}
+            self._missing[key] = {}
             return Code.READY
         # A region that is neither compiled nor queued must be queued again; the comparing call does that too.
-        came = sum(each.has_come or not self._queue.holds(each.region) for each in left)
+        came = sum(each.has_code or not self._queue.holds(each.region) for each in left)
         if came == len(left):
-            return Code.READY if came <= MOST_AT_ONCE and all(each.has_come for each in left) else Code.CAME
-        return Code.CAME if came >= MOST_COMPARED else Code.COMING
+            return Code.READY if came <= MOST_AT_ONCE and all(each.has_code for each in left) else Code.UNVERIFIED
+        return Code.UNVERIFIED if came >= MOST_COMPARED else Code.MISSING
 
     def has_run(self, key: GraphKey) -> bool:
-        return key in self._lacking
+        return key in self._missing
 
     @property
     def regions(self) -> tuple[int, int]:
@@ -92,13 +92,13 @@ class InductorProgram(Program):
 
     def run(self, call: Call) -> Any:
         result = self._run(call)
-        self._lacking[call.key] = self._regions.misses.lacks if self.ran_originals else {}
+        self._missing[call.key] = self._regions.misses.missing if self.ran_originals else {}
         return result
 
     def compare(self, call: Call) -> Any:
-        return self._run(call, self._lacking.get(call.key))
+        return self._run(call, self._missing.get(call.key))
 
-    def _run(self, call: Call, kept: Lacks | None = None) -> Any:
+    def _run(self, call: Call, kept: MissingCodes | None = None) -> Any:
         """Run the call. kept: regions that must run their original, even if they have code now."""
         self._bypassed.clear()
         self.ran_compiled = self.ran_originals = False
@@ -112,55 +112,55 @@ class InductorProgram(Program):
         region_calls = self._stats.counters.region_calls
         result = self._again_if_short(call, kept)
         self.ran_compiled = self._stats.counters.region_calls > region_calls
-        self.ran_originals = bool(self._regions.misses.lacks)
+        self.ran_originals = bool(self._regions.misses.missing)
         if not self._regions.was_reached and not self._bypassed:
             why = "no block of the model was called with inputs that Resolute knows"
             self._bypass(BypassReason(BypassCode.NO_REGIONS, why))
         return result
 
-    def _again_if_short(self, call: Call, kept: Lacks | None) -> Any:
+    def _again_if_short(self, call: Call, kept: MissingCodes | None) -> Any:
         """Run the call. If memory runs out and LoRAs of GGUF weights hold some, free these and run it again."""
         try:
             return self._invoke(call, kept)
         except Exception as error:
             short = any(map(is_out_of_memory, (error, error.__cause__)))
-            if not short or call.module is None or not gguf_loras.give_up(call.module.parameters()):
+            if not short or call.module is None or not gguf_loras.free_after_oom(call.module.parameters()):
                 raise
         logger.info("Resolute: out of memory; what only compiled code needs goes, and the call is made once more")
         torch.cuda.empty_cache()
         return self._invoke(call, kept)
 
-    def _invoke(self, call: Call, kept: Lacks | None) -> Any:
+    def _invoke(self, call: Call, kept: MissingCodes | None) -> Any:
         """Run the call through its regions; twice if it must wait for code that several workers compile.
 
         Only a run of the call shows which regions lack code, and for which inputs. So the first run queues all of them,
         like a run that does not wait, and the workers compile them in parallel.
         """
-        queue, missing = self._queue, Missing.LEAVE
+        queue, miss_policy = self._queue, MissPolicy.DEFER
         queue.begin(self._config, call.key.role in VAE_ROLES)
         with installed(self._hooks):
-            if not call.is_behind or self._config.verify:
-                missing = Missing.COMPILE
+            if not call.background_compile or self._config.verify:
+                miss_policy = MissPolicy.COMPILE
                 # Another pack's patch inside the model may count its calls, so such a call runs once.
                 if call.policy.is_repeatable and queue.workers_for(call.tensors[0].device) > 1:
                     result = self._run_first(call)
-                    if not self._regions.misses.lacks:
+                    if not self._regions.misses.missing:
                         return result
                     del result  # frees a decoded image's memory for the second run
             most = MOST_AT_ONCE if self.code_of(call.key) is Code.READY else MOST_COMPARED
-            self._regions.begin(call.progress, call.torch_flags, missing, kept, most)
+            self._regions.begin(call.progress, call.torch_flags, miss_policy, kept, most)
             return self._run_regions(call)
 
     def _run_first(self, call: Call) -> Any:
         """Run the call, and wait until the regions it queued are compiled. If any were, the call must run again."""
         started, stalled = self._stats.clock(), self._stats.waiting_seconds()
         region_calls = self._stats.counters.region_calls
-        self._regions.begin(call.progress, call.torch_flags, Missing.LEAVE_ALL)
+        self._regions.begin(call.progress, call.torch_flags, MissPolicy.DEFER_ALL)
         result = self._run_regions(call)
-        if self._regions.misses.lacks:
+        if self._regions.misses.missing:
             self._stats.counters.region_calls = region_calls  # only the second run's calls count
             self._stats.waited_since(started, stalled, "compile", "for all regions of the call")
-            left = [key for key, _ in self._regions.misses.lacks]
+            left = [key for key, _ in self._regions.misses.missing]
             self._queue.finish(left, call.progress, self._regions.announce)
         return result
 
@@ -172,7 +172,7 @@ class InductorProgram(Program):
         while True:
             try:
                 return call.invoke(call.tensors)
-            except InputsGoneError as error:
+            except DonatedInputsError as error:
                 logger.info("Resolute: %s; the call is made once more", error)
 
     def _survey(self, epoch: int) -> None:
@@ -201,7 +201,7 @@ class InductorProgram(Program):
         """See `Program.capture`. If no compiled code ran, capture the unmodified forward, without hooks."""
         misses = self._regions.misses
         misses.repeat()
-        variant = frozenset(misses.lacks) if self.ran_compiled else None
+        variant = frozenset(misses.missing) if self.ran_compiled else None
         with installed(self._hooks if self.ran_compiled else ()):
             return self._recorder.capture(call, result, facts, variant)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...config import CacheConfig
 from ...regions.site import HookBuilder
 from ...stats import Stats
-from ...torch_facts.private_names import Loss, lost
+from ...torch_facts.private_names import Feature, why_unavailable
 from ..base import Backend, Capabilities, Program
 from . import packages
 from .forward import Compiler
@@ -27,8 +27,8 @@ class OneFlowBackend(Backend):
 
     def probe(self, device: str) -> Capabilities:
         refusal = packages.unavailable_reason(device)
-        if refusal is None and lost(Loss.CALLS):
-            refusal = (lost(Loss.CALLS), "Update Resolute, or install an older torch.")
+        if refusal is None and why_unavailable(Feature.CALLS):
+            refusal = (why_unavailable(Feature.CALLS), "Update Resolute, or install an older torch.")
         if refusal is not None:
             return Capabilities(available=False, reason=refusal[0], remedy=refusal[1])
         return Capabilities(

@@ -47,7 +47,7 @@ def traced_attention(
     implementations in plain torch (sub-quadratic, split) compute the same in slices that depend on free memory.
     function: core's own. It runs instead in blocks that run eagerly, so that another pack's changes take effect there.
     """
-    if attention.is_of_the_blocks():
+    if attention.is_eager_attention():
         form = {"skip_reshape": skip_reshape, "skip_output_reshape": skip_output_reshape}
         own: torch.Tensor = function(q, k, v, heads, mask=mask, attn_precision=attn_precision, **form, **kwargs)
         return own

@@ -41,7 +41,7 @@ class FixedResult(torch.nn.Module):
         return self.results.pop()
 
 
-def in_place(block: torch.nn.Module, others: Mapping[str, torch.nn.Module]) -> AbstractContextManager[None]:
+def replaced_parts(block: torch.nn.Module, others: Mapping[str, torch.nn.Module]) -> AbstractContextManager[None]:
     """Context that replaces the block's modules of these names with other modules."""
     places = [(name.rpartition("."), other) for name, other in others.items()]
     return swapped((block.get_submodule(parent)._modules, own, other) for (parent, _, own), other in places)

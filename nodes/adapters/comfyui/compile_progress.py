@@ -18,8 +18,8 @@ from comfy_execution.progress import get_progress_state
 
 from ....compile_cache.calls.run_summary import NOW_COMPILED
 from ....compile_cache.texts import Text, words_of
-from . import coming_progress
-from .coming_progress import coming, rounded
+from . import background_progress
+from .background_progress import compile_eta, rounded
 from .messages import broadcast, prompt_runs, running_workflow, show_on_node
 
 logger = logging.getLogger(__name__)
@@ -54,18 +54,18 @@ class CompileProgress:
         self._bar: comfy.utils.ProgressBar | None = None
         self.of_call: CallBar | None = None  # set while a call runs that may take long
         self._part = node_id, doing
-        self.is_waiting = self._part in coming_progress.unfinished
-        self.came = False  # True if all regions became ready in this run
+        self.is_waiting = self._part in background_progress.unfinished
+        self.became_ready = False  # True if all regions became ready in this run
 
     @property
     def count(self) -> tuple[int, int]:
         """(ready, total) regions of all compile nodes of the prompt, as the node shows them."""
-        counts = list(coming_progress.running_counts().values()) or [self._count]
+        counts = list(background_progress.running_counts().values()) or [self._count]
         return sum(ready for ready, _ in counts), sum(total for _, total in counts)
 
     def show_result(self, text: str) -> None:
         """Show the result of a run beside those of the node's other parts: a loader compiles a model and a VAE."""
-        coming_progress.run_ends(self._part)
+        background_progress.run_ends(self._part)
         self._show(text)
 
     def _show(self, text: str, workflow: str | None = None) -> None:
@@ -84,25 +84,27 @@ class CompileProgress:
         """Record that `ready` of the node's `regions` are ready."""
         self._count = (ready, regions)
         if self.node_id is not None:
-            coming_progress.counts[self._part] = self._count
+            background_progress.counts[self._part] = self._count
 
     def begin_run(self) -> None:
         """A sampling run or a decode begins. Seconds count from the first one of the prompt."""
         global _clock
-        self.came = False
+        self.became_ready = False
         if _clock[0] != (prompt := get_progress_state().prompt_id):
             _clock = prompt, self._waiting()
 
-    def waits(self, gain: Callable[[], float | None] | None = None) -> None:
-        """A call ran original blocks while their code is being compiled. gain: see `coming_progress.waits`."""
-        self.is_waiting, self.came = True, False
+    def note_waiting_call(self, gain: Callable[[], float | None] | None = None) -> None:
+        """A call ran original blocks while their code is being compiled. gain: see
+        `background_progress.note_waiting_call`.
+        """
+        self.is_waiting, self.became_ready = True, False
         workflow = running_workflow()
-        coming_progress.waits(self._part, gain, lambda text: self._show(text, workflow))
+        background_progress.note_waiting_call(self._part, gain, lambda text: self._show(text, workflow))
 
-    def has_come(self) -> None:
+    def note_all_compiled(self) -> None:
         """A call ran all its regions compiled, after calls that waited."""
-        self.is_waiting, self.came = False, True
-        coming_progress.has_come(self._part)
+        self.is_waiting, self.became_ready = False, True
+        background_progress.note_all_compiled(self._part)
         show_on_node(NOW_COMPILED, self.node_id)
 
     def raise_if_cancelled(self) -> None:
@@ -152,7 +154,7 @@ class CompileProgress:
                 stopped = isinstance(sys.exc_info()[1], self.cancellations)  # being handled by the caller
                 show_on_node(Text("stopped") if stopped else self._doing, self.node_id)
                 if stopped:
-                    coming_progress.goes_on()
+                    background_progress.ensure_ticker()
             broadcast("idle")
         if self._bar is not None:
             self._bar = None
@@ -191,8 +193,8 @@ class CompileProgress:
             return Text("stops when this region is compiled")
         number = min(done + 1, total)
         text = Text("compiling {number} of {total}, {seconds} s", number=number, total=total, seconds=round(seconds))
-        left, _ = coming()
-        _, rest = coming(max(total - done - left, 0))  # regions of the prompt's other nodes
+        left, _ = compile_eta()
+        _, rest = compile_eta(max(total - done - left, 0))  # regions of the prompt's other nodes
         if rest is None:
             return Text("{text}, first time only", text=text)
         return Text("{text}, about {rest} s left", text=text, rest=rounded(max(rest, 1.0)))

@@ -107,7 +107,7 @@ def has_ranges_of_blocks(modules: Iterable[torch.nn.Module]) -> bool:
     return bool([module for module in modules if "_v_block" in module.__dict__])
 
 
-def lay_out(modules: Sequence[torch.nn.Module]) -> bool:
+def reassign_addresses(modules: Sequence[torch.nn.Module]) -> bool:
     """Give the paged modules of one reservation new addresses, in this order from its start.
 
     All its pages are evicted, and faulted in again on demand. Returns False, with all addresses unchanged, if the
@@ -157,19 +157,19 @@ def as_weight(view: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(view, requires_grad=False) if type(view) is torch.Tensor else view
 
 
-class _NoPages:
+class _FullReservation:
     """Replaces a reservation, and never has room for a page."""
 
     def fault(self, address: int, size: int) -> None:
         return None
 
 
-def unmapped(modules: Iterable[torch.nn.Module]) -> AbstractContextManager[None]:
+def without_page_faults(modules: Iterable[torch.nn.Module]) -> AbstractContextManager[None]:
     """Inside the `with`, loading these paged modules maps no page: core streams other weights through a buffer."""
     paged = [(module, at) for module in modules if (at := allocation(module)) is not None]
     residency = {id(at[0]): at[0].get_residency() for _, at in paged}  # once: a large card has thousands of pages
     return swapped(
-        (module.__dict__, "_v", (_NoPages(), *at[1:]))
+        (module.__dict__, "_v", (_FullReservation(), *at[1:]))
         for module, at in paged
         if not _is_resident(residency[id(at[0])], *at)
     )

@@ -83,11 +83,11 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
     resolute_result: torch.device | None = None  # during a decode: the device for its result
 
     def decode(self, samples_in: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self._goes_at_once(samples_in):
+        if self._fits_on_gpu(samples_in):
             self.resolute_result = wanted = self.output_device
             self.output_device = self.device
             try:
-                return self._brought(super().decode(samples_in, *args, **kwargs))
+                return self._to_cpu(super().decode(samples_in, *args, **kwargs))
             except Exception as error:
                 if not is_out_of_memory(error):  # core's way also catches an OOM at its copy, and tiles
                     raise
@@ -103,7 +103,7 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         self._put_together_on_cpu()
         return super().decode_tiled_3d(*args, **kwargs)
 
-    def _brought(self, decoded: torch.Tensor) -> torch.Tensor:
+    def _to_cpu(self, decoded: torch.Tensor) -> torch.Tensor:
         """The result on the CPU; a tiled one is there already. A local in `decode` would keep it alive in the retry."""
         return decoded if self.output_device == self.resolute_result else copied_to_cpu(decoded)
 
@@ -111,7 +111,7 @@ class FinishingVAE(comfy.sd.VAE):  # type: ignore[misc]
         if self.resolute_result is not None:  # memory ran out in `decode`
             self.output_device = self.resolute_result
 
-    def _goes_at_once(self, samples_in: torch.Tensor) -> bool:
+    def _fits_on_gpu(self, samples_in: torch.Tensor) -> bool:
         """The result fits into memory that the decode has freed, or there is room besides. Core decodes a batch in
         parts if its estimate exceeds the free memory; finished parts on the GPU would reduce that memory.
         """

@@ -33,7 +33,7 @@ class MemoryHolder(comfy.model_patcher.ModelPatcher):
         super().__init__(CapturedGraphs(), device, device)
         self._held, self._give_back = held, give_back
 
-    def show(self) -> None:
+    def register(self) -> None:
         """Add this patcher to the loaded models, unless it is there. Core removes it when it unloads it."""
         management = comfy.model_management
         if any(loaded.model is self for loaded in management.current_loaded_models):

@@ -119,7 +119,7 @@ def loaded(
     ready: dict[torch.nn.Module, LoadedWeights] = {}
     own: list[torch.nn.Module] = []
     stream = None
-    with nullcontext() if maps else dynamic_vram.unmapped(free):
+    with nullcontext() if maps else dynamic_vram.without_page_faults(free):
         try:
             for module in free:
                 weights = resident.pinned(module, dtype) if maps else None
@@ -149,7 +149,7 @@ def loaded(
             for module in ready:
                 _unpin(module)
             for module in own:
-                _let_go(module)
+                _release_prefetch(module)
 
 
 def _resolved(module: torch.nn.Module, device: torch.device, wanted: WeightCast) -> LoadedWeights:
@@ -160,7 +160,7 @@ def _resolved(module: torch.nn.Module, device: torch.device, wanted: WeightCast)
     return [(module, name, tensor) for name, tensor in zip(NAMES, tensors, strict=True) if tensor is not None]
 
 
-def _let_go(module: torch.nn.Module) -> None:
+def _release_prefetch(module: torch.nn.Module) -> None:
     prefetch = module.__dict__.pop("_prefetch", None)
     if prefetch is None:
         return

@@ -18,8 +18,8 @@ from ..process.compile_request import CompileRequest
 from .backend_choice import explain_passthrough, request_for
 
 
-class Way(NamedTuple):
-    """One way through a VAE: decode or encode.
+class Direction(NamedTuple):
+    """One direction through a VAE: decode or encode.
 
     part: the attribute of a first_stage_model that runs it, "decoder". text: the name of the part, for people.
     """
@@ -39,26 +39,28 @@ class Way(NamedTuple):
         return latent_cells.of_vae(vae) if self.role is Role.VAE_DECODE else 1
 
 
-DECODE = Way(Role.VAE_DECODE, "decoder", Text("decoder"))
-ENCODE = Way(Role.VAE_ENCODE, "encoder", Text("encoder"))
+DECODE = Direction(Role.VAE_DECODE, "decoder", Text("decoder"))
+ENCODE = Direction(Role.VAE_ENCODE, "encoder", Text("encoder"))
 
 
-def compile_vae(vae: Any, backend: str, node_id: str | None = None, ways: tuple[Way, ...] = (DECODE, ENCODE)) -> Any:
-    """A copy of `vae` (comfy.sd.VAE) that runs these ways through the cache; the original is untouched.
+def compile_vae(
+    vae: Any, backend: str, node_id: str | None = None, directions: tuple[Direction, ...] = (DECODE, ENCODE)
+) -> Any:
+    """A copy of `vae` (comfy.sd.VAE) that runs these directions through the cache; the original is untouched.
 
-    A way that Resolute does not know runs eagerly, and the node says so. Raises UnknownBackendError or
+    A direction that Resolute does not know runs eagerly, and the node says so. Raises UnknownBackendError or
     BackendUnavailableError.
     """
     if switch.is_off(node_id):
         return vae
-    for way in ways:
-        name = way.method_of(vae.first_stage_model)
+    for direction in directions:
+        name = direction.method_of(vae.first_stage_model)
         if name is None:
-            _explain_unknown(vae.first_stage_model, way, node_id)
+            _explain_unknown(vae.first_stage_model, direction, node_id)
             continue
-        request = request_for(backend, vae.patcher, way.role, node_id, cell=way.cell(vae))
+        request = request_for(backend, vae.patcher, direction.role, node_id, cell=direction.cell(vae))
         vae = _with_compiled_method(vae, name, request)
-        if way is DECODE:
+        if direction is DECODE:
             finished_pictures.finish_on_gpu(vae)
     return vae
 
@@ -77,41 +79,41 @@ def _with_compiled_method(vae: Any, name: str, request: CompileRequest) -> Any:
     return clone
 
 
-# --- a way that is not compiled ---------------------------------------------------------------------------------
+# --- a direction that is not compiled ---------------------------------------------------------------------------
 
 
-def _explain_unknown(model: Any, way: Way, node_id: str | None) -> None:
-    wrapper = _wrapper(model, way)
-    reason = _why_not(model, way) if wrapper is None else _why_not_wrapped(wrapper, way)
+def _explain_unknown(model: Any, direction: Direction, node_id: str | None) -> None:
+    wrapper = _wrapper(model, direction)
+    reason = _why_not(model, direction) if wrapper is None else _why_not_wrapped(wrapper, direction)
     explain_passthrough(reason, node_id)
     if wrapper is not None:
         count_bypass(reason, is_logged=True)
 
 
-def _why_not(model: Any, way: Way) -> str:
+def _why_not(model: Any, direction: Direction) -> str:
     if model is None:
         return Text("there is no VAE to compile: the checkpoint has none")
     kind = type(model).__name__
-    return Text("{kind} has no {part} that Resolute knows, so it runs eagerly", kind=kind, part=way.text)
+    return Text("{kind} has no {part} that Resolute knows, so it runs eagerly", kind=kind, part=direction.text)
 
 
-def _wrapper(model: Any, way: Way) -> torch.nn.Module | None:
+def _wrapper(model: Any, direction: Direction) -> torch.nn.Module | None:
     """The module in which another pack wrapped a part that Resolute knows; None if there is no such wrapper."""
-    for name in (f"taesd_{way.part}", way.part):
+    for name in (f"taesd_{direction.part}", direction.part):
         found = getattr(model, name, None)
         if not isinstance(found, torch.nn.Module):
             continue
         inside = [module for module in found.modules() if module is not found]
-        is_small = name != way.part and any(type(module) is torch.nn.Sequential for module in inside)
-        if is_small or any(vaes.coder_of(module, way.role) is not None for module in inside):
+        is_small = name != direction.part and any(type(module) is torch.nn.Sequential for module in inside)
+        if is_small or any(vaes.coder_of(module, direction.role) is not None for module in inside):
             return found
     return None
 
 
-def _why_not_wrapped(wrapper: torch.nn.Module, way: Way) -> str:
+def _why_not_wrapped(wrapper: torch.nn.Module, direction: Direction) -> str:
     return Text(
         "another node put {code} around the {part} of this VAE, so it runs as that node left it. "
         "Load the VAE anew without that node to compile it here.",
         code=describe_code(wrapper),
-        part=way.text,
+        part=direction.text,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SourcePiece:
     """file: a path below the folder of a pack. name: a definition in it, "Class.method.function"; empty for the whole
     file. digests: one for each known state of the source, see `packs.piece_digest`.
     """
@@ -28,18 +28,18 @@ class Attention:
     pieces: its source. calls: the name of core's function that it calls; empty if it calls another package.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourcePiece, ...]
     calls: str = ""
 
 
 # By the lower-case name of a pack, the source that determines how its classes compute. The classes in these files are
 # compiled and captured like ComfyUI's own; other classes of the pack are not.
-CLASSES: Mapping[str, tuple[Piece, ...]] = {
+CLASSES: Mapping[str, tuple[SourcePiece, ...]] = {
     # By city96, main from 2025-05-07 to 2025-12-18; "ComfyUI-GGUF" in the registry. Its layers decode the weights of a
     # GGUF file in each call.
     "comfyui-gguf": (
-        Piece("ops.py", "", frozenset({"3ea93104de6df400", "fdce7b60adfd2200", "e8d8e964305edb03"})),
-        Piece(
+        SourcePiece("ops.py", "", frozenset({"3ea93104de6df400", "fdce7b60adfd2200", "e8d8e964305edb03"})),
+        SourcePiece(
             "dequant.py",
             "",
             frozenset({"d08fafb90f11cb5d", "454bc3e487358f7d", "dc177fe608c4b78c", "bb2c7afa93add855"}),
@@ -48,17 +48,17 @@ CLASSES: Mapping[str, tuple[Piece, ...]] = {
 }
 
 _KJ = "nodes/model_optimization_nodes.py"  # of kijai's KJNodes, main from 2025-12-30 to 2026-08-14
-_SAGE = Piece(
+_SAGE = SourcePiece(
     _KJ,
     "get_sage_func",
     frozenset({"b0c34ff82b79099f", "38a3b217308c0ac5", "a06e51965bf7ec86", "7d3cb64f5eac62e9"}),
 )
-_FLASH = Piece(_KJ, "get_flash_func", frozenset({"a79e6859cda1912f"}))
+_FLASH = SourcePiece(_KJ, "get_flash_func", frozenset({"a79e6859cda1912f"}))
 _USES_SAGE, _USES_FLASH = "5697b437c9fd95d3", "057aec520c276e12"  # of callers of these functions' results
 
 
-def _override(name: str, digest: str, *made_by: Piece, calls: str = "") -> tuple[str, Attention]:
-    own = Piece(_KJ, name.replace("<locals>.", ""), frozenset({digest}))
+def _override(name: str, digest: str, *made_by: SourcePiece, calls: str = "") -> tuple[str, Attention]:
+    own = SourcePiece(_KJ, name.replace("<locals>.", ""), frozenset({digest}))
     return name, Attention((own, *made_by), calls)
 
 

@@ -30,13 +30,13 @@ MANAGEMENT_MODULES = frozenset(
 )  # fmt: skip
 _NOISE_LEVELS = names_of(Meaning.NOISE_LEVEL)  # core's HunyuanVideo with mean flow reads one
 
-EXCHANGED = BypassReason(
+REPLACED_CODE = BypassReason(
     BypassCode.REPLACED_FORWARD,
     "another pack put code of its own into the model, and a capture would repeat what that code did once",
 )
 
 
-def no_input(what: str) -> BypassReason:
+def unkeyed_input(what: str) -> BypassReason:
     """Why a forward must not be captured: it reads a value that is in no key. what: the value's name and class."""
     return BypassReason(BypassCode.OBSERVED_INPUT, f"{what}, which is no input of a graph")
 
@@ -78,7 +78,7 @@ class ModelCode:
         if everywhere:
             return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack {everywhere}")
         if any(marks_in(module, module is root) for module in modules):
-            return EXCHANGED
+            return REPLACED_CODE
         return self.blocker(*self.read(modules), trusted)
 
     def blocker(self, kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
@@ -92,7 +92,7 @@ class ModelCode:
                 f"another pack replaced {reach.foreign[0]}, and a capture would repeat what that did once",
             )
         if reach.unknown:
-            return no_input(reach.unknown)
+            return unkeyed_input(reach.unknown)
         foreign = why_foreign(kinds, trusted)
         if foreign is not None:
             text = f"the model is not captured, because its code may count its calls: {foreign}"

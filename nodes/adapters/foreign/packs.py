@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....compile_cache.foreign.names import module_of
-from .declared import Piece
+from .declared import SourcePiece
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +97,14 @@ def files_of(kind: type, package: str) -> set[str]:
     return {f"{path.lstrip('.').replace('.', '/') or '__init__'}.py" for path in inside}
 
 
-def is_as_declared(package: str, pieces: Iterable[Piece]) -> bool:
+def matches_declared(package: str, pieces: Iterable[SourcePiece]) -> bool:
     """A pack's source has all these pieces, each in one of its known states."""
     return all(piece_digest(package, piece.file, piece.name) in piece.digests for piece in pieces)
 
 
 @functools.cache
 def piece_digest(package: str, file: str, name: str) -> str:
-    """A digest of a file of a pack, or of one definition in it, see `Piece`; empty if there is none.
+    """A digest of a file of a pack, or of one definition in it, see `SourcePiece`; empty if there is none.
 
     Line ends and indentation do not count. The file is read once in a process, as by `source_of`.
     """

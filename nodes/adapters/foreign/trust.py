@@ -21,7 +21,7 @@ from ....compile_cache.regions.site import Bypass, Hook
 from ....compile_cache.regions.slots import all_parts
 from ....compile_cache.regions.structure import parts
 from .declared import ATTENTION, CLASSES
-from .packs import KNOWN_PACKAGES, Pack, files_of, foreign_packages, is_as_declared, pack_of, top_package
+from .packs import KNOWN_PACKAGES, Pack, files_of, foreign_packages, matches_declared, pack_of, top_package
 
 # Weak, since a class may reference a model. Values: the declared packs and classes that a verdict assumed, the verdict.
 _trusts: weakref.WeakKeyDictionary[type, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
@@ -76,7 +76,7 @@ def why_foreign(kinds: Iterable[type], trusted: Collection[str]) -> str | None:
                 return f"another pack wrote {name}; you can name that class in RESOLUTE_TRUSTED_CLASSES"
             pieces = CLASSES.get(pack.name.casefold(), ())
             is_known = files_of(kind, package) <= {piece.file for piece in pieces}
-            if str(pack) in trusted or (is_known and is_as_declared(package, pieces)):
+            if str(pack) in trusted or (is_known and matches_declared(package, pieces)):
                 continue
             if is_known or any(entry.startswith(f"{pack.name}@") for entry in trusted):
                 return _changed(pack)
@@ -105,7 +105,7 @@ def _attention_of_pack(function: FunctionType, trusted: frozenset[str]) -> tuple
     known = None if pack is None else ATTENTION.get(pack.name.casefold(), {}).get(function.__qualname__)
     if pack is None or known is None:
         return "", ""
-    if str(pack) not in trusted and not is_as_declared(package, known.pieces):
+    if str(pack) not in trusted and not matches_declared(package, known.pieces):
         return "", _changed(pack)
     unknown: list[str] = []
     content = repr_digest(described(function, unknown))[:32]

@@ -20,7 +20,7 @@ _ROWS = 4096  # tokens of a 1024x1024 image
 _FILE = "as in the file"
 
 
-def meant_for(device: torch.device) -> str | None:
+def preferred_format(device: torch.device) -> str | None:
     """The format that the GPU has matmul hardware for; None if no format is faster than 16 bits."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
@@ -34,7 +34,7 @@ def meant_for(device: torch.device) -> str | None:
 
 def fastest(device: torch.device) -> Callable[[torch.Tensor], str | None]:
     """Returns a function from a weight to its fastest format, or None. Timings are stored for this machine."""
-    name = meant_for(device)
+    name = preferred_format(device)
     if name is None:
         return lambda weight: None
     config = runtime.cache().config

@@ -24,7 +24,7 @@ from ....compile_cache.errors import UserError
 from ....compile_cache.texts import Text
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from . import kept_files
-from .choice import fastest, meant_for
+from .choice import fastest, preferred_format
 from .quantized_weight import FORMATS, layout_of, quantized
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ AUTO, AS_IN_FILE = "auto", "as in the file"
 CHOICES = (AUTO, AS_IN_FILE, *FORMATS)
 # Layers with these words in their names keep their dtype: they are small, or depend on the noise level, so that one
 # weight's error reaches every token. A router's choice is all or nothing.
-_STAYS = re.compile(r"[._](mod|modulation|adaln|norm\d*|emb|embed\w*|time\w*|router|gate\.)(?=[._]|$)", re.IGNORECASE)
+_KEEP_DTYPE = re.compile(
+    r"[._](mod|modulation|adaln|norm\d*|emb|embed\w*|time\w*|router|gate\.)(?=[._]|$)", re.IGNORECASE
+)
 _IN_BLOCK = re.compile(r"\.\d+\.")  # a number in the name: a layer of a repeated block
 _MARKS = (".comfy_quant", ".scale_weight", ".weight_scale", "scaled_fp8")  # in the keys of a quantized file
 _OTHER_PARTS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
@@ -41,14 +43,15 @@ _OTHER_PARTS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text
 
 @dataclass
 class Quantizer:
-    """Quantizes weights while modules load them. choose: returns a weight's format, or None to keep its dtype. made:
-    quantized weights by format. stayed: matrices in blocks that kept their dtype. largest: the largest relative error.
+    """Quantizes weights while modules load them. choose: returns a weight's format, or None to keep its dtype. counts:
+    quantized weights by format. kept_dtype: matrices in blocks that kept their dtype. largest: the largest relative
+    error.
     """
 
     device: torch.device
     choose: Callable[[torch.Tensor], str | None]
-    made: Counter[str] = field(default_factory=Counter)
-    stayed: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    kept_dtype: int = 0
     largest: float = 0.0
 
     def __call__(self, entries: dict[str, Any], prefix: str) -> None:
@@ -59,12 +62,12 @@ class Quantizer:
         weight = entries.get(f"{prefix}weight")
         if weight is None or weight.ndim != 2 or not weight.is_floating_point() or weight.itemsize < 2:
             return
-        if not _IN_BLOCK.search(f".{prefix}") or _STAYS.search(f".{prefix}"):
+        if not _IN_BLOCK.search(f".{prefix}") or _KEEP_DTYPE.search(f".{prefix}"):
             return
         name = self.choose(weight)
         columns = 0 if name is None else FORMATS[name].columns
         if name is None or any(size % columns for size in weight.shape):
-            self.stayed += 1
+            self.kept_dtype += 1
             return
         try:
             found, error = quantized(name, weight, self.device)
@@ -76,19 +79,19 @@ class Quantizer:
                 f"There is no memory to quantize {what}. Free some, or choose 'as in the file'."
             ) from failure
         if not error <= FORMATS[name].bound:
-            self.stayed += 1
+            self.kept_dtype += 1
             return
-        self.made[name] += 1
+        self.counts[name] += 1
         self.largest = max(self.largest, error)
         entries.update({f"{prefix}{ending}": each for ending, each in found.items()})
 
     @property
     def text(self) -> Text:
         """A summary of the quantization, for the node."""
-        if not self.made:
+        if not self.counts:
             return Text("as in the file: no weight is faster in another format here")
-        parts = [Text("{format} for {count} weights", format=name, count=count) for name, count in self.made.items()]
-        parts.append(Text("{count} left as in the file", count=self.stayed))
+        parts = [Text("{format} for {count} weights", format=name, count=count) for name, count in self.counts.items()]
+        parts.append(Text("{count} left as in the file", count=self.kept_dtype))
         return Text(
             "{parts} (largest error {error} percent)", parts=Text.joined(", ", parts), error=f"{100 * self.largest:.1f}"
         )
@@ -108,10 +111,10 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
     if _is_quantized(state_dict, metadata):
         return comfy.sd.load_diffusion_model(path), Text("as in the file, which is quantized already")
     device = comfy.model_management.get_torch_device()
-    meant = meant_for(device) if name == AUTO else name
-    if meant is None:
+    preferred = preferred_format(device) if name == AUTO else name
+    if preferred is None:
         return comfy.sd.load_diffusion_model(path), Text("as in the file: no format is faster on this device")
-    kept_as = name if name != AUTO else f"{AUTO}-{meant}"  # it has weights of both formats
+    kept_as = name if name != AUTO else f"{AUTO}-{preferred}"  # it has weights of both formats
     if kept := kept_files.find(path, kept_as):
         return comfy.sd.load_diffusion_model(kept), Text("{format}, from the file that was kept", format=kept_as)
     if name != AUTO and layout_of(name) is None:
@@ -120,12 +123,12 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
     if patcher is None:
         raise UserError(f"ComfyUI does not know the model in {path}. Choose another file.")
     logger.info("Resolute: %s", quantizer.text)
-    if keep and quantizer.made:
+    if keep and quantizer.counts:
         kept_files.write(path, kept_as, patcher)
     return patcher, quantizer.text
 
 
-def _load_again(path: str, name: str, disable_dynamic: bool = False) -> Any:
+def _reload(path: str, name: str, disable_dynamic: bool = False) -> Any:
     """Core calls this to load a copy of the model from its file."""
     return _quantized(path, name, *comfy.utils.load_torch_file(path, return_metadata=True), disable_dynamic)[0]
 
@@ -138,7 +141,7 @@ def _quantized(
     quantizer = Quantizer(device, fastest(device) if name == AUTO else lambda weight: name)
     patcher = _loaded(state_dict, metadata, quantizer, disable_dynamic)
     if patcher is not None:
-        patcher.cached_patcher_init = (_load_again, (path, name))
+        patcher.cached_patcher_init = (_reload, (path, name))
     return patcher, quantizer
 
 

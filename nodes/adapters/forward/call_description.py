@@ -30,7 +30,7 @@ class CallDescription:
     policy: CallPolicy = ANYTHING
     method: Method | None = None  # see Call
     why_captured: str = ""
-    is_compared: bool = False  # see Call
+    benchmark_eager: bool = False  # see Call
     conds: int = 0  # how many conditionings share the batch, 2 under CFG; 0 if unknown
 
     def quick_key(self) -> tuple[Any, ...]:

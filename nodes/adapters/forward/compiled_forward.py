@@ -19,7 +19,7 @@ from ..comfyui.transformer_options import PREFETCH
 from ..process import runtime
 from ..process.compile_request import CompileRequest
 from ..restart import shape_status
-from ..weights.foresight import NoiseLevels
+from ..weights.timestep_lookahead import NoiseLevels
 from .call_description import CallDescription
 from .forward_patch import ForwardPatch
 from .module_runner import Invoke, ModuleRunner
@@ -139,7 +139,7 @@ class CompiledForward(ForwardPatch):
         is_control = self._role is Role.CONTROLNET
         if is_control:
             self._log.begin_once()
-        self._log.saw(given[self.latent_name], given.get("transformer_options"))
+        self._log.note_latent(given[self.latent_name], given.get("transformer_options"))
         step_pass = self._decided_pass(given.get("transformer_options"))
         if step_pass is not None:
             runner = self._runner_for(step_pass.role)
@@ -153,7 +153,7 @@ class CompiledForward(ForwardPatch):
         """Log each call by itself, also a cancelled one. A tile has no progress bar: core shows one for all tiles."""
         progress, is_whole = self.runner.progress, False
         self._log.begin()
-        self._log.saw(latent, None)
+        self._log.note_latent(latent, None)
         if not is_tile():
             progress.of_call = self._bar
             self._bar.begin(latent.shape)
@@ -229,7 +229,7 @@ class CompiledForward(ForwardPatch):
             looks_ahead = paged.streams and description.policy.is_repeatable
             if not looks_ahead or given.get("control") is not None:
                 return forward(*positional, **named)
-            with paged.foresight.offered(lambda: self._levels.forwards(forward, positional, named)):
+            with paged.lookahead.with_forwards(lambda: self._levels.forwards(forward, positional, named)):
                 return forward(*positional, **named)
 
         if self._role in VAE_ROLES:
@@ -237,7 +237,7 @@ class CompiledForward(ForwardPatch):
             # Image decoders are captured without a comparison: they were measured to be faster compiled.
             coder = vaes.coder_of(self.module, self._role)
             of_videos = coder is not None and coder.of_videos
-            description.is_compared = self._role is Role.VAE_ENCODE or of_videos
+            description.benchmark_eager = self._role is Role.VAE_ENCODE or of_videos
             keeps_too_much = coder is not None and not coder.may_capture(description.tensors[0])
             if keeps_too_much or "output_buffer" in description.names:  # a replay would fill the captured one
                 description.policy = description.policy.uncaptured()

@@ -13,7 +13,7 @@ from ....compile_cache.backends.base import Call, Program
 from ....compile_cache.call_policy import CallPolicy
 from ....compile_cache.calls.rows import BACKEND, MODEL
 from ....compile_cache.calls.run_summary import size_text
-from ....compile_cache.config import BEHIND
+from ....compile_cache.config import BACKGROUND
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.authors import foreign_on_every_module
 from ....compile_cache.keys import GraphKey, Role
@@ -41,7 +41,7 @@ class ModuleRunner:
     ) -> None:
         """role: of the calls, by default the request's. A pass of a step cache has its own."""
         self.progress = progress
-        self._is_behind = runtime.cache().config.compile == BEHIND
+        self._background_compile = runtime.cache().config.compile == BACKGROUND
         record = runtime.record_of(module)
         self.owner = record.owner
         self.weights = record.weights
@@ -52,7 +52,7 @@ class ModuleRunner:
         self._request = request
         self._role = role or request.role
         self._programs: dict[str, tuple[Program, str]] = {}
-        self._stand_in: Program | None = None
+        self._fallback: Program | None = None
         self._changed = False  # see `_unless_changed`
         self._keys: dict[tuple[Any, ...], GraphKey] = {}  # by quick key; one object per key: identity lookups
 
@@ -68,11 +68,11 @@ class ModuleRunner:
 
     def _program_now(self, device: str) -> tuple[Program, str]:
         """`program` without blocking: while the backend is imported, a fallback captures the eager module."""
-        if not self._may_wait() or self._programs or not self._request.backend.is_starting:
-            self._stand_in = None
+        if not self._may_compile_in_background() or self._programs or not self._request.backend.is_starting:
+            self._fallback = None
             return self.program(device)
-        self._stand_in = self._stand_in or runtime.stand_in_for(self._loaded_module(), device)
-        return self._stand_in, self._request.backend.name
+        self._fallback = self._fallback or runtime.fallback_program(self._loaded_module(), device)
+        return self._fallback, self._request.backend.name
 
     def _load_program(self, device: str) -> tuple[Program, str]:
         """The first load after a start imports the compiler and waits for `preload`. It blocks the prompt."""
@@ -94,7 +94,7 @@ class ModuleRunner:
             "structure": runtime.record_of(module).structure(),
             "formats": tuple(text for each in programs for text in formats_in_words(*each)),
             "step_bytes": self.weights.paged.step_bytes(),
-            "times": runtime.cache().whole_calls.times_of(self.owner),
+            "times": runtime.cache().compiled_vs_eager.times_of(self.owner),
         }
 
     def run(self, description: CallDescription, invoke: Invoke, inspect_modules: bool = False) -> Any:
@@ -111,7 +111,7 @@ class ModuleRunner:
         cache = runtime.cache()
         program, backend = self._program_now(description.tensors[0].device.type)
         self.weights.paged.dtype = description.tensors[0].dtype  # core casts the latent to the compute dtype
-        self.weights.paged.arrange()
+        self.weights.paged.reorder_pages()
         inspected = self.weights.refresh()
         call = self._call(description, invoke, backend, inspect_modules)
         if self._changed and not (inspected or inspect_modules):  # likely still changed: check before a replay
@@ -130,19 +130,19 @@ class ModuleRunner:
         counters = cache.stats.counters
         waiting, originals, eager = counters.waiting_calls, counters.original_replays, counters.eager_calls
         result = cache.run(program, call, None if inspected else recheck)
-        if inspect_modules and self._stand_in is None:
+        if inspect_modules and self._fallback is None:
             self.progress.note_count(*program.regions)
         if counters.original_replays != originals:
-            self.progress.waits(lambda: cache.gain_of_originals(self.owner))
-        elif counters.waiting_calls != waiting or self._stand_in is not None:
-            self.progress.waits()
+            self.progress.note_waiting_call(lambda: cache.gain_of_originals(self.owner))
+        elif counters.waiting_calls != waiting or self._fallback is not None:
+            self.progress.note_waiting_call()
         elif self.progress.is_waiting and counters.eager_calls == eager:
-            self.progress.has_come()
+            self.progress.note_all_compiled()
         return result
 
-    def _may_wait(self) -> bool:
+    def _may_compile_in_background(self) -> bool:
         """True if missing code may compile in the background. A warm-up compiles synchronously."""
-        return self._is_behind and not runs.are_of_a_warm_up()
+        return self._background_compile and not runs.is_warm_up_prompt()
 
     def _unless_changed(self, call: Call) -> Call:
         """The call, or an eager one if another pack changed the model since the last inspection.
@@ -171,8 +171,8 @@ class ModuleRunner:
             torch_flags=torch_flags(description.tensors[0].device.type),
             policy=self._policy(description),
             why_captured=description.why_captured,
-            is_compared=description.is_compared,
-            is_behind=self._may_wait(),
+            benchmark_eager=description.benchmark_eager,
+            background_compile=self._may_compile_in_background(),
             begins_run=begins_run,
             progress=self.progress,
             module=self._loaded_module(),

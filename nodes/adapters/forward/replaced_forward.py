@@ -36,7 +36,7 @@ class CallWatch:
         self._replaced = ""
         self._skipped = ""
 
-    def missed(self, replaced: str | None, skipped: str) -> None:
+    def record_miss(self, replaced: str | None, skipped: str) -> None:
         """Record a call that did not reach the forward. replaced: the code that ran in its place; None if the call was
         skipped, as step caches do in some steps of a run. skipped: the nodes that may have skipped it.
         """
@@ -72,7 +72,7 @@ def watched(name: str, executor: Callable[..., Any], *args: Any, **kwargs: Any) 
     calls = watch.calls
     result = executor(*args, **kwargs)
     if watch.calls == calls:
-        watch.missed(_replacement(patch, name, model), _may_have_skipped(patcher))
+        watch.record_miss(_replacement(patch, name, model), _may_have_skipped(patcher))
     return result
 
 

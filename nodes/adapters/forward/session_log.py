@@ -13,7 +13,7 @@ import torch
 
 from ....compile_cache.backends.eager import EagerBackend
 from ....compile_cache.calls import rows
-from ....compile_cache.calls.run_summary import Run, together, without
+from ....compile_cache.calls.run_summary import Run, merge, subtract
 from ....compile_cache.keys import Role
 from ....compile_cache.stats import SHORT_WAIT, Mark
 from ..comfyui.compile_progress import CompileProgress
@@ -67,7 +67,7 @@ class SessionLog:
         finally:
             self._calls.append(runtime.cache().stats.since(mark))
 
-    def saw(self, latent: torch.Tensor | Sequence[torch.Tensor], options: Any) -> None:
+    def note_latent(self, latent: torch.Tensor | Sequence[torch.Tensor], options: Any) -> None:
         """Note a call's latent. The largest one of a run is the picture; smaller ones are areas of it, or tiles.
 
         Models of video and sound (LTX AV, MiniMax H3) take a list of both, the video first.
@@ -107,12 +107,12 @@ class SessionLog:
 
     def _changes(self, begun: Mark) -> dict[str, Any]:
         if self._role is Role.CONTROLNET:
-            return together(self._calls)
+            return merge(self._calls)
         changes = runtime.cache().stats.since(begun)
-        return without(changes, together([each for control in _open for each in control._calls]))
+        return subtract(changes, merge([each for control in _open for each in control._calls]))
 
     def _run(self, changes: dict[str, Any], why_no_calls: str) -> Run:
-        shape, is_warm_up = self._shape or (0, 0), runs.are_of_a_warm_up()
+        shape, is_warm_up = self._shape or (0, 0), runs.is_warm_up_prompt()
         return Run(
             model=self._label,
             role=self._role.value,
@@ -125,7 +125,7 @@ class SessionLog:
             **changes,
             # Core ends a run in a `finally`, so the exception that stopped it is still being handled.
             stopped=isinstance(sys.exc_info()[1], self._progress.cancellations),
-            came=self._progress.came,
+            came=self._progress.became_ready,
             why_no_calls=why_no_calls,
             cell=self._cell,
             file=self._file,

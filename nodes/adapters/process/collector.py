@@ -7,7 +7,7 @@ import gc
 _YOUNG_ONES = 1000  # collections of younger objects before one of all; Python's default is 10
 
 
-def leave_prompts_alone() -> None:
+def make_full_collections_rare() -> None:
     """Make full collections a hundred times rarer. ComfyUI runs one after a prompt, at most every 10 s.
 
     A full collection stops every thread, for half a second with the million objects of inductor's modules. 20 runs of

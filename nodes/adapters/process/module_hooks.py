@@ -36,8 +36,8 @@ class ModuleHooks:
         self._run: RegionRunner = _run_nothing
         self._bypass: Bypass = _report_nothing
         self._built_for: Any = None
-        self._all: list[Hook] = []
-        self._kept: list[Hook] = []
+        self._all_hooks: list[Hook] = []
+        self._active_hooks: list[Hook] = []
         self._count: int | None = None  # of their regions
         self._reasons: list[BypassReason] = []  # why blocks have no hook
 
@@ -47,13 +47,13 @@ class ModuleHooks:
         self._build_if_changed()
         for reason in self._reasons:
             bypass(reason)
-        return self._kept
+        return self._active_hooks
 
     def known(self) -> Sequence[Hook]:
         """The hooks before any call. Raises UserError if a name of `left_out` is certainly no block of the module."""
         self._build_if_changed()
-        require_known(self._names, self._all, self._reasons)
-        return self._kept
+        require_known(self._names, self._all_hooks, self._reasons)
+        return self._active_hooks
 
     def count(self) -> int:
         """The number of regions of these hooks that are known before a call. Raises as `known` does."""
@@ -67,7 +67,7 @@ class ModuleHooks:
 
     def close(self) -> None:
         """The module was garbage collected: drop the references to its blocks."""
-        self._built_for, self._all, self._kept = None, [], []
+        self._built_for, self._all_hooks, self._active_hooks = None, [], []
         self._run, self._bypass = _run_nothing, _report_nothing
 
     def _build_if_changed(self) -> None:
@@ -79,8 +79,8 @@ class ModuleHooks:
         self._reasons, called = [], self._bypass
         self._bypass = self._reasons.append
         try:
-            self._all = hooks_of(module, self._role, self._run_site, self._report)
-            self._kept = without(self._names, self._all, self._report)
+            self._all_hooks = hooks_of(module, self._role, self._run_site, self._report)
+            self._active_hooks = without(self._names, self._all_hooks, self._report)
         finally:
             self._bypass = called
         self._built_for, self._count = now, None

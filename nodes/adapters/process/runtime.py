@@ -72,7 +72,7 @@ def cache() -> GraphCache:
                 settings=user_settings.variables(),
                 attribute_policy=ATTRIBUTES,
             )
-            _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()), _within_reach)
+            _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()), _available_bytes)
             _cache.after_capture = _show_memory
             _cache.stats.host.prompt_runs = messages.prompt_runs
             choices = None if config.store_folder is None else config.store_folder / "attention"
@@ -80,7 +80,7 @@ def cache() -> GraphCache:
         return _cache
 
 
-def _within_reach(device: str) -> int:
+def _available_bytes(device: str) -> int:
     free = free_bytes(device)
     return free and free + dynamic_vram.resident_bytes(device)
 
@@ -99,7 +99,7 @@ def _show_memory() -> None:
             if name not in _holders:
                 held = functools.partial(_held_on, graph_cache, name)
                 _holders[name] = MemoryHolder(torch.device(name), held, graph_cache.give_back)
-            _holders[name].show()
+            _holders[name].register()
     except Exception:  # a class of core's has changed; the prompt must not fail
         logger.warning("Resolute: ComfyUI cannot ask for the memory of captures", exc_info=True)
         graph_cache.after_capture = lambda: None
@@ -177,7 +177,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
             _records[owner] = ModuleRecord(owner, weights)
             weakref.finalize(module, _note_collected, owner)
             if _cleaner is None:
-                collector.leave_prompts_alone()
+                collector.make_full_collections_rare()
                 _cleaner = threading.Thread(target=_clean_up, name="resolute-clean-up", daemon=True)
                 _cleaner.start()
                 atexit.register(_end_cleaner, _cleaner)
@@ -207,18 +207,18 @@ def program_for(module: torch.nn.Module, request: CompileRequest, device: str) -
     return record.programs[key], backend.name
 
 
-class _StandIn(CudaGraphProgram):
+class _EagerFallback(CudaGraphProgram):
     def __init__(self, owner: int, captures: bool) -> None:
         super().__init__(owner, Capabilities(available=True, compiles=True, captures=captures))
         self.ran_originals, self.ran_compiled = True, False
 
     def code_of(self, key: GraphKey) -> Code:
-        return Code.COMING
+        return Code.MISSING
 
 
-def stand_in_for(module: torch.nn.Module, device: str) -> Program:
+def fallback_program(module: torch.nn.Module, device: str) -> Program:
     """Make a fallback that runs a module eagerly while its backend is imported, captured if the device can capture."""
-    return _StandIn(record_of(module).owner, CudaGraphBackend().probe(device).available)
+    return _EagerFallback(record_of(module).owner, CudaGraphBackend().probe(device).available)
 
 
 def fingerprint_of(module: torch.nn.Module) -> str:

@@ -14,7 +14,7 @@ from ....compile_cache.calls import report_rows
 from ....compile_cache.calls.rows import failed_text
 from ....compile_cache.texts import words_of
 from ..comfyui import version
-from ..comfyui.coming_progress import coming, failed
+from ..comfyui.background_progress import compile_eta, failed
 from ..comfyui.messages import going_on
 from ..comfyui.quantization import formats_in_words
 from ..process import runtime, user_settings
@@ -53,7 +53,7 @@ def report() -> dict[str, Any]:
     ]
     models = shape_status.models(cache, runtime.device())  # opens the store, also before any model is loaded
     stored = {what: number for name in registry.NAMES for what, number in registry.get(name).stored().items()}
-    regions, seconds = coming()
+    regions, seconds = compile_eta()
     reasons = failed()
     why = failed_text(reasons)
     return {
@@ -67,7 +67,7 @@ def report() -> dict[str, Any]:
         "store": stored,
         "models": models,
         "attention": chooser.report(),
-        "whole_calls": cache.whole_calls.report(),
+        "whole_calls": cache.compiled_vs_eager.report(),
         "device": _device(),
         "measurements": stock_measurements.here(),
     }

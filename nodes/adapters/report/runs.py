@@ -42,7 +42,7 @@ def begin_warm_up() -> None:
     _warm_up_prompt = prompt_now()
 
 
-def are_of_a_warm_up() -> bool:
+def is_warm_up_prompt() -> bool:
     """True if the runs of the current prompt belong to a warm-up."""
     return prompt_now() == _warm_up_prompt
 

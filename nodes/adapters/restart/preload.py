@@ -20,7 +20,7 @@ from ....compile_cache.store.shape_history import Model
 from ....compile_cache.torch_facts import fake_devices
 from ....compile_cache.torch_facts.private_names import (
     dynamo,  # noqa: F401 (two threads that import it at once find half of it)
-    giving_way,
+    yielding_gil,
 )
 from ..comfyui.compile_nodes import WITH_AUTO
 from ..foreign import model_code
@@ -78,7 +78,7 @@ def _backend(node: Mapping[str, Any]) -> str | None:
 def _preload() -> None:
     try:
         device, config = comfy.model_management.get_torch_device(), runtime.cache().config
-        with giving_way():  # to a prompt that was queued at once
+        with yielding_gil():  # to a prompt that was queued at once
             model_code.read_ahead()
             lacks_regions = preload(device)
         registry.candidates(registry.AUTO)[0].prewarm(device, config, runtime.cache().stats.host, lacks_regions)
@@ -104,7 +104,7 @@ def preload(device: torch.device) -> bool:
     pending = _pending
     pending.update({digest: _regions(model, device) for digest, model in models.items()})
     if pending:
-        collector.leave_prompts_alone()  # a prompt may already wait for this thread's imports
+        collector.make_full_collections_rare()  # a prompt may already wait for this thread's imports
     loaded, seconds = collections.Counter[str](), collections.defaultdict[str, float](float)
     while pending:
         digest = next((model for model in reversed(_wanted) if model in pending), next(iter(pending)))

@@ -26,7 +26,7 @@ def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device)
     for graph in graphs:
         if graph.key.backend in registry.NAMES:  # it may come from another version of this pack
             regions[graph.key.backend] = regions.get(graph.key.backend, frozenset()) | graph.regions
-    return {name: registry.get(name).located(keys, device, cache.config) for name, keys in regions.items()}
+    return {name: registry.get(name).locate(keys, device, cache.config) for name, keys in regions.items()}
 
 
 def of_model(model: str, backend: str, cache: GraphCache, device: torch.device) -> Located:

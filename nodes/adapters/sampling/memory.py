@@ -32,7 +32,7 @@ def free_graphs() -> int:
 
 def _free_by_hand() -> int:
     """For the button: also compare calls again and retry failed compiles. The node runs in each prompt and does not."""
-    runtime.cache().whole_calls.measure_again()
+    runtime.cache().compiled_vs_eager.measure_again()
     for name in registry.NAMES:
         registry.get(name).retry_failed()
     return free_graphs()

@@ -18,7 +18,7 @@ from typing import Any
 from ....compile_cache.errors import UserError
 from ....compile_cache.warm_up_plan import Item
 from ..comfyui.compile_nodes import LOADERS, MODEL_COMPILERS, VAE_COMPILERS
-from .workflow import Link, Node, gives_size, parse_workflow, reached
+from .workflow import Link, Node, parse_workflow, reached, sets_latent_size
 
 STEP, END = "ResoluteWarmUpStep", "ResoluteWarmUpEnd"
 
@@ -57,7 +57,7 @@ def warm_up_prompt(prompt: Any, classes: Mapping[str, Any], asked: Sequence[Item
     if not compiled:
         reasons = [*warnings, "It has no sampler and no VAE Decode that an output uses."]
         raise UserError(f"Nothing in this workflow can be warmed up. {reasons[0]}")
-    sized = [name for name in graph.kept if gives_size(graph.nodes[name])]
+    sized = [name for name in graph.kept if sets_latent_size(graph.nodes[name])]
     if asked and not sized:
         raise UserError("No node of this workflow has a width, a height and a batch_size, so it runs at one size only.")
     builder = _Builder(graph, set(uses), reached(graph.users, sized))
@@ -194,7 +194,7 @@ class _Builder:
                         placed[link] = self._step(link, before)
                     link = (placed[link], 0)
                 inputs[each] = list(link)
-            if item is not None and gives_size(node):
+            if item is not None and sets_latent_size(node):
                 inputs |= {"width": item.size.width, "height": item.size.height, "batch_size": item.batch}
             self.prompt[names[name]] = {"class_type": node.class_type, "inputs": inputs}
         for source, output in graph.ends:

@@ -58,7 +58,7 @@ def as_link(value: Any) -> Link | None:
     return (source, int(output)) if output == output // 1 else None
 
 
-def gives_size(node: Node) -> bool:
+def sets_latent_size(node: Node) -> bool:
     """True if the node's own inputs set a latent's size, as in Empty Latent Image and its variants for videos."""
     return all(name in node.inputs for name in _SIZE_INPUTS)
 

@@ -29,10 +29,10 @@ class PageOrder:
 
     def __init__(self) -> None:
         self._blocks: dict[torch.nn.Module, list[torch.nn.Module]] = {}
-        self._spared: set[torch.nn.Module] = set()
+        self._unneeded: set[torch.nn.Module] = set()
         self._has_news = False
-        self._arranged = 0
-        self._small = 0  # modules that crossed the bus since the last `arrange`
+        self._reordered = 0
+        self._small = 0  # modules that crossed the bus since the last `reorder_pages`
         self._busy_steps = 0  # consecutive steps with many of them
 
     def knows(self, block: torch.nn.Module) -> bool:
@@ -44,30 +44,30 @@ class PageOrder:
             self._blocks[block] = modules
             self._has_news = True
 
-    def crosses(self, size: int) -> None:
+    def count_streamed(self, size: int) -> None:
         """Count a module of `size` bytes that crosses the bus."""
         self._small += size < _LARGE
 
-    def spare(self, modules: Iterable[torch.nn.Module]) -> bool:
+    def mark_unneeded(self, modules: Iterable[torch.nn.Module]) -> bool:
         """No step needs these modules. Returns True if one of them was not known as such."""
-        new = set(modules) - self._spared
-        self._spared |= new
+        new = set(modules) - self._unneeded
+        self._unneeded |= new
         self._has_news = self._has_news or bool(new)
         return bool(new)
 
-    def is_spared(self, module: torch.nn.Module) -> bool:
-        return module in self._spared
+    def is_unneeded(self, module: torch.nn.Module) -> bool:
+        return module in self._unneeded
 
     def keep_only(self, modules: Iterable[torch.nn.Module]) -> None:
         """Forget all other modules, which the model may no longer have."""
         paged = set(modules)
-        if not all(paged.issuperset(own) for own in (*self._blocks.values(), self._spared)):
+        if not all(paged.issuperset(own) for own in (*self._blocks.values(), self._unneeded)):
             self._blocks = {block: own for block, own in self._blocks.items() if paged.issuperset(own)}
-            self._spared &= paged
+            self._unneeded &= paged
 
-    def arrange(self, modules: list[torch.nn.Module]) -> bool:
+    def reorder_pages(self, modules: list[torch.nn.Module]) -> bool:
         """Between two steps: reassign the addresses of a model's paged modules by the order, if steps recorded new
-        blocks or spared modules.
+        blocks or unneeded modules.
 
         modules: in the order of their current addresses.
         This evicts all pages and so takes as long as loading them. Therefore nothing moves until a block was split or
@@ -75,27 +75,27 @@ class PageOrder:
         """
         self._busy_steps = self._busy_steps + 1 if self._small >= _MANY else 0
         self._small = 0
-        is_worth_it = bool(self._spared) or self._busy_steps >= _STEPS
-        if not self._has_news or not is_worth_it or self._arranged >= _MOST:
+        is_worth_it = bool(self._unneeded) or self._busy_steps >= _STEPS
+        if not self._has_news or not is_worth_it or self._reordered >= _MOST:
             return False
         self._has_news = False
-        wanted = order_of(modules, list(self._blocks.values()), self._spared)
-        if wanted == modules or not dynamic_vram.lay_out(wanted):
+        wanted = order_of(modules, list(self._blocks.values()), self._unneeded)
+        if wanted == modules or not dynamic_vram.reassign_addresses(wanted):
             return False
-        self._arranged += 1
+        self._reordered += 1
         return True
 
 
 def order_of(
     modules: Sequence[torch.nn.Module],
     blocks: Sequence[Sequence[torch.nn.Module]],
-    spared: Collection[torch.nn.Module],
+    unneeded: Collection[torch.nn.Module],
 ) -> list[torch.nn.Module]:
     """The order of `modules`. blocks: the modules of each block, in the order in which blocks run."""
     outside, last = (0, 0, 0), (2, 0, 0)
-    places = dict.fromkeys(spared, last)
+    places = dict.fromkeys(unneeded, last)
     for number, block in enumerate(blocks):
-        kept = [each for each in block if each not in spared and dynamic_vram.paged_bytes(each) >= _LARGE]
+        kept = [each for each in block if each not in unneeded and dynamic_vram.paged_bytes(each) >= _LARGE]
         left = sum(map(dynamic_vram.paged_bytes, kept))
         # The smallest weights come last and are evicted first. Of blocks with equally many bytes left, neighbours are
         # not next to each other.

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from ....compile_cache.backends.cuda_graphs.memory import release_graph_memory
-from ....compile_cache.regions.kept_results import KeptResults
+from ....compile_cache.regions.prologue_cache import PrologueCache
 from ....compile_cache.regions.slots import swapped
 from ....compile_cache.stats import Counters
 from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
 from ..comfyui import dynamic_vram
 from ..comfyui.dynamic_vram import Serials
-from .foresight import Foresight
 from .page_order import PageOrder
+from .timestep_lookahead import TimestepLookahead
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class PagedWeights(Weights):
         reason why only core can load this ComfyUI's pages; None if we can pin and fill them. counters: of the process.
         """
         self.counters = counters or Counters()
-        self.kept = KeptResults(_KEPT_BYTES, self.counters)
-        self.foresight = Foresight()
+        self.kept = PrologueCache(_KEPT_BYTES, self.counters)
+        self.lookahead = TimestepLookahead()
         self.order = PageOrder()
         self.dtype = torch.float32
         self.unsupported = unsupported
@@ -73,9 +73,9 @@ class PagedWeights(Weights):
         self._serials: list[Serials] | None = None  # of the pages when all modules were last filled
         self._places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._in_float32: set[int] = set()  # ids of modules
-        self._may_move = True  # `arrange` may change the pages' addresses
-        self._may_ask = True  # to release unused cached memory, once per load, because that is slow
-        self._only_moved = False  # `arrange` ran since the last `survey`, and no load did
+        self._may_move = True  # `reorder_pages` may change the pages' addresses
+        self._may_release_cache = True  # unused cached memory: once per load, because that is slow
+        self._only_moved = False  # `reorder_pages` ran since the last `survey`, and no load did
         self.is_in_place = False
         self.streamed = False  # in this sampling run
         self.bytes = 0
@@ -104,20 +104,20 @@ class PagedWeights(Weights):
         self._only_moved = False
         return tuple((id(module), address, size) for module, (_, address, size) in self._allocations)
 
-    def spare(self, modules: Iterable[torch.nn.Module]) -> None:
+    def mark_unneeded(self, modules: Iterable[torch.nn.Module]) -> None:
         """While the model streams, no step needs the weights of these modules: pin all others before them."""
-        if self.order.spare(modules):
+        if self.order.mark_unneeded(modules):
             self._find_ranges()
             self._serials = None
 
-    def arrange(self) -> None:
+    def reorder_pages(self) -> None:
         """After a call that streamed: move the pages into the fastest order for the next calls, see `PageOrder`.
 
         Earlier captures read the old addresses, so the caller must refresh the weights epoch next. The weights' values
         are the same, so kept results stay valid.
         """
         can_move = self.streams and self._may_move
-        if can_move and self.order.arrange([module for module, _ in self._allocations]):
+        if can_move and self.order.reorder_pages([module for module, _ in self._allocations]):
             self._serials = None
             self._only_moved = True
 
@@ -125,21 +125,21 @@ class PagedWeights(Weights):
         """Bytes of the weights that a step of this run needs, and of all weights; (0, 0) if the run did not stream."""
         if not self.streamed:
             return 0, 0
-        sizes = [(size, self.order.is_spared(module)) for module, (*_, size) in self._allocations]
-        return sum(size for size, spared in sizes if not spared), sum(size for size, _ in sizes)
+        sizes = [(size, self.order.is_unneeded(module)) for module, (*_, size) in self._allocations]
+        return sum(size for size, unneeded in sizes if not unneeded), sum(size for size, _ in sizes)
 
     def run_ends(self) -> None:
         """A sampling run is over: drop the results that were kept for its later steps."""
         self.streamed = False
         self.kept.forget()
-        self.foresight.forget()
+        self.lookahead.forget()
 
     def _find_ranges(self) -> None:
-        """Find the ranges of all allocations. The ranges of spared modules come last."""
+        """Find the ranges of all allocations. The ranges of unneeded modules come last."""
         self._ranges = []
         for last in (False, True):
             self._ranges += _ranges(
-                [(*at, module) for module, at in self._allocations if self.order.is_spared(module) is last]
+                [(*at, module) for module, at in self._allocations if self.order.is_unneeded(module) is last]
             )
 
     def moved(self) -> bool:
@@ -152,7 +152,7 @@ class PagedWeights(Weights):
         """ComfyUI loaded the model, perhaps with other LoRAs: check each module at the next `pin`."""
         self._serials, self._only_moved = None, False
         self.kept.forget()
-        self._may_ask = True
+        self._may_release_cache = True
 
     def pin(self) -> bool:
         """See `Weights.pin`. Fills missing and stale weights with core's own functions."""
@@ -160,10 +160,10 @@ class PagedWeights(Weights):
             return False
         if self._pin():
             return True
-        if not self._may_ask:
+        if not self._may_release_cache:
             return False
-        self._may_ask = False
-        self._ask_for_memory()
+        self._may_release_cache = False
+        self._release_cached_memory()
         return self._pin()
 
     def _pin(self) -> bool:
@@ -197,9 +197,9 @@ class PagedWeights(Weights):
         """
         if not self.streamed:
             self.streamed = True
-            self._ask_for_memory()
+            self._release_cached_memory()
 
-    def _ask_for_memory(self) -> None:
+    def _release_cached_memory(self) -> None:
         """Release memory cached for captures and by torch, and let evicted pages be faulted in again."""
         release_graph_memory()
         torch.cuda.empty_cache()

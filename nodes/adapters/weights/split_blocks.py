@@ -15,13 +15,13 @@ import torch
 
 from ....compile_cache.backends.inductor.regions.split_sites import SplitSite, SplitSites
 from ....compile_cache.keys import Component
-from ....compile_cache.regions.kept_results import Inputs
+from ....compile_cache.regions.prologue_cache import Inputs
 from ....compile_cache.regions.site import RegionRunner, RegionSite
 from ....compile_cache.torch_facts.flags import torch_flags
 from ..comfyui import dynamic_vram
 from .paged_weights import PagedWeights
 
-Given = Callable[..., AbstractContextManager[None]]
+WithWeights = Callable[..., AbstractContextManager[None]]
 
 
 @functools.cache
@@ -32,11 +32,11 @@ def _sites() -> SplitSites:
 class SplitBlocks:
     """Runs the blocks of one model whose site lists the inputs that depend on the time."""
 
-    def __init__(self, run: RegionRunner, weights: PagedWeights, given: Given) -> None:
-        """given: `given(site, like, only, maps)` loads the weights of a site, see `streamed`."""
+    def __init__(self, run: RegionRunner, weights: PagedWeights, with_weights: WithWeights) -> None:
+        """with_weights: `with_weights(site, like, only, maps)` loads the weights of a site, see `streamed`."""
         self._run = run
         self._weights = weights
-        self._given = given
+        self._with_weights = with_weights
         self._splits: dict[tuple[Any, ...], SplitSite | None] = {}
 
     def run(self, site: RegionSite, tensors: Inputs, times: Inputs) -> Any:
@@ -45,20 +45,20 @@ class SplitBlocks:
         flags = torch_flags(like.device.type)
         split = self._split(site, tensors, flags)
         if split is None:
-            with self._given(site, like):
+            with self._with_weights(site, like):
                 return self._run(site, *tensors)
-        spared = [site.module.get_submodule(name) for name in split.spared]
-        self._weights.spare(dynamic_vram.paged(spared))
+        prologue_only = [site.module.get_submodule(name) for name in split.prologue_only]
+        self._weights.mark_unneeded(dynamic_vram.paged(prologue_only))
 
         def compute(several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
             """The prologue's results for each of several times. Its weights are loaded once, without mapping pages."""
-            with self._given(site, like, split.reads, False):
+            with self._with_weights(site, like, split.reads, False):
                 return split.prologue(site.module, several)
 
-        ahead = functools.partial(self._weights.foresight.others, times)
+        ahead = functools.partial(self._weights.lookahead.other_times, times)
         place = (site.name, split.rest.structure, like.dtype, flags)
         kept = self._weights.kept.get(place, times, compute, ahead)
-        with self._given(split.rest, like):
+        with self._with_weights(split.rest, like):
             return self._run(split.rest, *tensors, *kept)
 
     def _split(self, site: RegionSite, tensors: Inputs, flags: tuple[Component, ...]) -> SplitSite | None:
@@ -66,6 +66,6 @@ class SplitBlocks:
         key = (site, flags, *((tensor.shape, tensor.dtype) for tensor in tensors))
         if key not in self._splits:
             # The first load maps no pages: a prologue would keep the pages that it mapped.
-            loaded = functools.partial(self._given, site, tensors[0], (), False)
+            loaded = functools.partial(self._with_weights, site, tensors[0], (), False)
             self._splits[key] = _sites().of(site, tensors, flags, loaded)
         return self._splits[key]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....compile_cache.regions.site import Input, LendingRunner, RegionRunner, RegionSite, taken
+from ....compile_cache.regions.site import Input, LendingRunner, RegionRunner, RegionSite, take_donated
 from ....compile_cache.regions.slots import swapped
 from ....compile_cache.regions.structure import parts
 from ..comfyui import dynamic_vram
@@ -38,10 +38,12 @@ def streamed(run: LendingRunner, weights: PagedWeights) -> RegionRunner:
 
     def count(size: int) -> None:
         weights.counters.streamed_bytes += size
-        weights.order.crosses(size)
+        weights.order.count_streamed(size)
 
     @contextmanager
-    def given(site: RegionSite, like: torch.Tensor, only: Collection[str] = (), maps: bool = True) -> Iterator[None]:
+    def with_weights(
+        site: RegionSite, like: torch.Tensor, only: Collection[str] = (), maps: bool = True
+    ) -> Iterator[None]:
         """Inside, the site's modules have their loaded weights. like: the first input of the block. only: modules
         inside it, by name. maps: see `loaded`.
         """
@@ -56,19 +58,19 @@ def streamed(run: LendingRunner, weights: PagedWeights) -> RegionRunner:
     def split() -> SplitBlocks:
         from .split_blocks import SplitBlocks  # only here: it imports inductor
 
-        return SplitBlocks(run, weights, given)
+        return SplitBlocks(run, weights, with_weights)
 
     def run_streamed(site: RegionSite, *inputs: Input) -> Any:
         if not weights.streams:
             return run(site, *inputs)
-        tensors = taken(inputs)
+        tensors = take_donated(inputs)
         times = [tensors[index] for index in site.times]
-        weights.foresight.reach(times)
+        weights.lookahead.at_block(times)
         weights.begin_block()
         if not weights.order.knows(site.module):
             weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
         if times:
             return split().run(site, tensors, times)
-        return run(site, *tensors, lend=lambda: given(site, tensors[0]))
+        return run(site, *tensors, lend=lambda: with_weights(site, tensors[0]))
 
     return run_streamed

@@ -24,7 +24,7 @@ from ....compile_cache.stats import Counters
 from ....compile_cache.torch_facts.private_names import foreach_copy
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
-from ..foreign.model_code import EXCHANGED, ModelCode, no_input
+from ..foreign.model_code import REPLACED_CODE, ModelCode, unkeyed_input
 from .module_snapshot import ModuleSnapshot
 from .paged_weights import Fill, PagedWeights
 
@@ -210,9 +210,9 @@ def _blocker(
     if any(map(patches_of, tensors)):
         return _PATCHED_INSIDE
     if foreign:
-        return EXCHANGED
+        return REPLACED_CODE
     if unknown := unknown_setting(modules, ATTRIBUTES):
-        return no_input(unknown)
+        return unkeyed_input(unknown)
     for module in modules:
         if ATTRIBUTES.patches_weights(module):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")

@@ -66,7 +66,7 @@ def pack(
     trusted("")
     declared, digest = core.ours("foreign.declared"), core.ours("foreign.packs").piece_digest
     pieces = tuple(
-        declared.Piece("__init__.py", name, frozenset({digest(installed.name, "__init__.py", name)}))
+        declared.SourcePiece("__init__.py", name, frozenset({digest(installed.name, "__init__.py", name)}))
         for name in ("Node.patch.override", "make")
     )
     assert all(len(each) == 16 for piece in pieces for each in piece.digests)

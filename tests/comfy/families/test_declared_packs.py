@@ -246,7 +246,7 @@ def test_of_a_pack_that_we_declared_only_the_classes_of_those_files_are_trusted(
     project.write_text(project.read_text("utf-8").replace("strange-model", name), "utf-8")
     kind = installed.start().Model
     trusted("")
-    piece, packs = core.ours("foreign.declared").Piece, core.ours("foreign.packs")
+    piece, packs = core.ours("foreign.declared").SourcePiece, core.ours("foreign.packs")
     files = ("__init__.py", "blocks.py")
     known = [piece(file, "", frozenset({packs.piece_digest(installed.name, file, "")})) for file in files]
     monkeypatch.setattr(core.ours("foreign.trust"), "CLASSES", {"strange-model": known})

@@ -136,8 +136,8 @@ def test_auto_quantizes_the_sizes_that_gain_and_measures_each_once(
         measured.append(tuple(weight.shape))
         return trial().with_run("as in the file", 1.0).with_run(name, 0.97 if weight.shape == (WIDTH, WIDTH) else 0.5)
 
-    monkeypatch.setattr(formats, "meant_for", lambda device: "int8")
-    monkeypatch.setattr(choice, "meant_for", lambda device: "int8")
+    monkeypatch.setattr(formats, "preferred_format", lambda device: "int8")
+    monkeypatch.setattr(choice, "preferred_format", lambda device: "int8")
     monkeypatch.setattr(choice, "_measured", measure)
     patcher, text = formats.load(file, "auto", keep=True)
     square = {name for name in MEANT if name.endswith("attn.proj")}

@@ -188,7 +188,7 @@ def test_what_is_left_to_compile_behind_the_picture_traces_as_the_blocks_and_hol
         core.inside("backends.inductor.regions.region"),
     )
     queue = core.inside("backends.registry").get("inductor")._background.queue
-    monkeypatch.setattr(bench._forward.runner, "_is_behind", True)
+    monkeypatch.setattr(bench._forward.runner, "_background_compile", True)
     monkeypatch.setattr(queue, "on_left", lambda: None)  # no thread
     traces, without_model = [], tasks._without_model
 
@@ -348,7 +348,7 @@ def test_a_changed_copy_of_a_declared_pack_is_refused_by_name(
     trust = core.ours("foreign.trust")
 
     def declare(digest: str) -> None:
-        piece = core.ours("foreign.declared").Piece("__init__.py", "", frozenset({digest}))
+        piece = core.ours("foreign.declared").SourcePiece("__init__.py", "", frozenset({digest}))
         monkeypatch.setattr(trust, "CLASSES", {"comfyui-gguf": (piece,)})
 
     declare("of another state")

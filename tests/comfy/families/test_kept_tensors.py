@@ -46,10 +46,10 @@ def test_nothing_forbids_a_capture_of_its_code(core: SimpleNamespace, model: Any
 
 def test_what_it_keeps_is_put_back_after_a_capture(core: SimpleNamespace, model: Any) -> None:
     kept = core.inside("backends.cuda_graphs.kept_tensors")
-    with kept.refused_if_read(model):
+    with kept.forbid_retained_reads(model):
         expected = call(model)
     before = {name: vars(model)[name] for name in KEPT}
-    with kept.put_back(model):
+    with kept.restore_attributes(model):
         assert torch.equal(call(model), expected)
         assert all(vars(model)[name] is not value for name, value in before.items())
     assert all(vars(model)[name] is value for name, value in before.items())

@@ -55,7 +55,7 @@ def leaves(result: Any) -> list[Any]:
 def module_of_sites(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
     """It splits also what spares little: narrow blocks have other shares of weights than wide ones."""
     found = core.inside("backends.inductor.regions.split_sites")
-    monkeypatch.setattr(found, "_LEAST_SPARED", 0.0)
+    monkeypatch.setattr(found, "_LEAST_PROLOGUE_ONLY", 0.0)
     return found
 
 
@@ -96,11 +96,11 @@ def test_prologue_and_rest_give_the_blocks_bits_without_the_spared_weights(
         split = split_sites.of(site, tensors)
         if split is None:
             return
-        found.setdefault(site.kind, set()).update(split.spared)
+        found.setdefault(site.kind, set()).update(split.prologue_only)
         expected = leaves(site.function(site.module, *tensors))
         (kept,) = split.prologue(site.module, [[tensors[index] for index in site.times]])
-        spared = [site.module.get_submodule(path) for path in split.spared]
-        values = [(part, key, value) for part in spared for key, value in part.named_parameters(recurse=False)]
+        prologue_only = [site.module.get_submodule(path) for path in split.prologue_only]
+        values = [(part, key, value) for part in prologue_only for key, value in part.named_parameters(recurse=False)]
         try:
             for part, key, value in values:
                 part._parameters[key] = torch.nn.Parameter(torch.full_like(value, torch.nan), requires_grad=False)
@@ -129,12 +129,12 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
 ) -> None:
     split_blocks = core.ours("weights.split_blocks")
     counters = core.ours("weights.paged_weights").Counters()
-    kept = core.ours("weights.paged_weights").KeptResults(1 << 30, counters)
-    foresight = core.ours("weights.foresight").Foresight()
+    kept = core.ours("weights.paged_weights").PrologueCache(1 << 30, counters)
+    lookahead = core.ours("weights.timestep_lookahead").TimestepLookahead()
     module_of_kept, reads = importlib.import_module(type(kept).__module__), []
     values_of = module_of_kept.values_of  # type: ignore[attr-defined]
     monkeypatch.setattr(module_of_kept, "values_of", lambda times: reads.append(times) or values_of(times))
-    weights = SimpleNamespace(kept=kept, spare=lambda modules: None, foresight=foresight)
+    weights = SimpleNamespace(kept=kept, mark_unneeded=lambda modules: None, lookahead=lookahead)
 
     def run(site: Any, *tensors: torch.Tensor) -> Any:
         return site.function(site.module, *tensors)
@@ -143,7 +143,7 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
 
     def run_block(site: Any, *tensors: torch.Tensor) -> Any:
         times = [tensors[index] for index in site.times]
-        foresight.reach(times)
+        lookahead.at_block(times)
         return split.run(site, tensors, times) if times else run(site, *tensors)
 
     module = MODELS[name].make()
@@ -161,7 +161,7 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
                 expected = call(module, now)
             others = [{**now, "timestep": torch.full((batch,), other)} for other in set(LEVELS) - {level}]
             forwards = [functools.partial(call, module, other) for other in others if ahead]
-            with hooked(core, module, run_block), foresight.offered(lambda forwards=forwards: forwards):
+            with hooked(core, module, run_block), lookahead.with_forwards(lambda forwards=forwards: forwards):
                 assert torch.equal(call(module, now), expected)
             if ahead and number == 0:
                 in_first_step = counters.prologue_runs
@@ -180,7 +180,7 @@ def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
 def test_a_block_that_spares_little_stays_whole(
     core: SimpleNamespace, module_of_sites: Any, monkeypatch: pytest.MonkeyPatch, least: float, splits: bool
 ) -> None:
-    monkeypatch.setattr(module_of_sites, "_LEAST_SPARED", least)
+    monkeypatch.setattr(module_of_sites, "_LEAST_PROLOGUE_ONLY", least)
     sites, found = module_of_sites.SplitSites(), []
     calls_of_blocks(core, "Flux", SIZES[1:], lambda site, tensors: found.append(sites.of(site, tensors) is not None))
     assert any(found) is splits
@@ -188,16 +188,16 @@ def test_a_block_that_spares_little_stays_whole(
 
 @pytest.mark.parametrize("form", ["int8_tensorwise", "float8_e4m3fn"])
 def test_blocks_with_quantized_weights_are_split(core: SimpleNamespace, split_sites: Any, form: str) -> None:
-    spared: dict[str, set[str]] = {}
+    prologue_only: dict[str, set[str]] = {}
 
     def run(site: Any, *tensors: torch.Tensor) -> Any:
         split = split_sites.of(site, tensors)  # compares the bits
         if split is not None:
-            spared.setdefault(site.kind, set()).update(split.spared)
+            prologue_only.setdefault(site.kind, set()).update(split.prologue_only)
         return site.function(site.module, *tensors)
 
     model = quantized.model_of("Flux", form)
     module = model.make()
     with hooked(core, module, run):
         call(module, model.call(SIZES[1]))
-    assert spared == _FLUX
+    assert prologue_only == _FLUX

@@ -124,7 +124,7 @@ def streaming(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def spared(model: Streaming) -> set[str]:
-    return {path for module, path in model.names.items() if model.paged.order.is_spared(module)}
+    return {path for module, path in model.names.items() if model.paged.order.is_unneeded(module)}
 
 
 @pytest.mark.grid(2)

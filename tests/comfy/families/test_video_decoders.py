@@ -41,7 +41,7 @@ class Bench(CompiledMethod):
         program = self._forward.runner.program("cpu")[0]
         for holder in (program, program._regions.misses):
             monkeypatch.setattr(holder, "_queue", queue)
-        self._forward.runner._is_behind = True
+        self._forward.runner._background_compile = True
         forget_regions(self._core)
         return queue
 
@@ -105,7 +105,7 @@ def test_what_other_lengths_need_is_left_with_the_first_decode(
         compile_here(task, between)
 
     monkeypatch.setattr(queue.work, "_compile", make)
-    while queue.work.do_one(here=True, alone=True):
+    while queue.work.step(compile_local=True, compile_all=True):
         pass
     assert order == sorted(order), "what a call came to is made first"
     assert len(order) == bench.decoder.compiles
@@ -157,12 +157,14 @@ def test_wan_carries_frames_channels_last(core: SimpleNamespace, bench: Bench, m
 
 def check_as_maps(core: SimpleNamespace, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Core's code between regions makes channels-last maps with the right values, as on CUDA."""
-    maps = core.ours("blocks.videos.maps")
+    channels_last = core.ours("blocks.videos.channels_last")
     for module in ("ltx", "wan"):
-        monkeypatch.setattr(core.ours(f"blocks.videos.{module}"), "maps", lambda x: maps.Maps())
+        monkeypatch.setattr(
+            core.ours(f"blocks.videos.{module}"), "channels_last", lambda x: channels_last.ChannelsLastMode()
+        )
     made: list[torch.Tensor] = []
-    for function, instead in maps._AS_MAPS.items():
-        monkeypatch.setitem(maps._AS_MAPS, function, noting(instead, made))
+    for function, instead in channels_last._AS_CHANNELS_LAST.items():
+        monkeypatch.setitem(channels_last._AS_CHANNELS_LAST, function, noting(instead, made))
     for size in (FIRST, *SIZES):
         bench.check(*size)
     assert made

@@ -11,18 +11,18 @@ from .workflow import Architecture, Workflow
 
 
 class Costs:
-    """Remembers what the server has compiled so far. backend: the "chosen" one. is_behind: it compiles while prompts
-    run, so that no prompt is sure to run any region.
+    """Remembers what the server has compiled so far. backend: the "chosen" one. background_compile: it compiles while
+    prompts run, so that no prompt is sure to run any region.
     """
 
-    def __init__(self, backend: str, on_cuda: bool, is_behind: bool = False) -> None:
-        self._backend, self._is_behind = backend, is_behind
+    def __init__(self, backend: str, on_cuda: bool, background_compile: bool = False) -> None:
+        self._backend, self._background_compile = backend, background_compile
         self._on_cuda = on_cuda
         self._met: set[Architecture] = set()
 
     def wrong(self, workflows: Sequence[Workflow], rise: dict[str, Any]) -> list[str]:
         """Problems in the counters of finished prompts; rise: their total increase."""
-        found = [] if self._is_behind else self._whole_forwards(workflows, rise)
+        found = [] if self._background_compile else self._whole_forwards(workflows, rise)
         if rise["compile_failures"]:
             found.append("a region failed to compile")
         explained = {code for workflow in workflows for code in workflow.bypasses}
@@ -32,7 +32,7 @@ class Costs:
             found.append("more captures than forwards that could be captured")
         architectures = {self._key(each) for workflow in workflows for each in workflow.architectures}
         as_is = any(workflow.runs_as_is for workflow in workflows)
-        if rise["region_compiles"] and architectures <= self._met and not (as_is or self._is_behind):
+        if rise["region_compiles"] and architectures <= self._met and not (as_is or self._background_compile):
             found.append("regions were compiled again")
         if not rise["bypasses"]:  # a patched block is compiled only when it runs without the patch
             self._met.update(self._key(each) for workflow in workflows for each in workflow.certain_architectures)

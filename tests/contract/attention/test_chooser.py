@@ -18,7 +18,7 @@ from torch import nn
 from compile_cache.attention import chooser as attention
 from compile_cache.attention import kernels
 from compile_cache.attention.chooser import Chooser
-from compile_cache.attention.kernels import Given, bias
+from compile_cache.attention.kernels import AttentionArgs, bias
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compile import operators
 from compile_cache.backends.inductor.compile.tracing import trace
@@ -37,7 +37,7 @@ def tensors(batch: int = 2, heads: int = 3, tokens: int = 9, context: int = 5, w
     return [random(*shape, seed=number) for number, shape in enumerate(shapes)]
 
 
-def math(given: Given) -> torch.Tensor:
+def math(given: AttentionArgs) -> torch.Tensor:
     q, k, v, _, scale, enable_gqa = given
     if enable_gqa:
         k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
@@ -47,7 +47,7 @@ def math(given: Given) -> torch.Tensor:
     return scores.softmax(-1).nan_to_num() @ v  # as torch: nothing where all keys are masked
 
 
-def flash(given: Given) -> torch.Tensor:
+def flash(given: AttentionArgs) -> torch.Tensor:
     q, k, v, mask, scale, _ = given
     assert mask is None
     result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)[0]
@@ -75,8 +75,8 @@ def chosen(chooser: Chooser) -> list[str]:
 
 
 def check(chooser: Chooser, given: list[torch.Tensor], scale: float | None = None, **more: Any) -> None:
-    """Its result is (batch, tokens, heads, width). more: of `Given`."""
-    call = Given(*given, scale=scale, **more)
+    """Its result is (batch, tokens, heads, width). more: of `AttentionArgs`."""
+    call = AttentionArgs(*given, scale=scale, **more)
     expected = nn.functional.scaled_dot_product_attention(
         *given, attn_mask=call.mask, scale=scale, enable_gqa=call.enable_gqa
     ).transpose(1, 2)
@@ -108,13 +108,13 @@ def test_each_shape_is_measured_once_and_has_its_own_kernel() -> None:
 
 
 def test_a_kernel_that_fails_or_is_wrong_is_left_out() -> None:
-    def failing(given: Given) -> torch.Tensor:
+    def failing(given: AttentionArgs) -> torch.Tensor:
         raise RuntimeError("no such kernel here\nand more")
 
-    def wrong(given: Given) -> torch.Tensor:
+    def wrong(given: AttentionArgs) -> torch.Tensor:
         return math(given) * 1.01
 
-    def transposed(given: Given) -> torch.Tensor:
+    def transposed(given: AttentionArgs) -> torch.Tensor:
         return math(given).transpose(1, 2)
 
     one = chooser(Timed({math: 3.0}), failing=failing, wrong=wrong, transposed=transposed, math=math)
@@ -132,7 +132,7 @@ def test_a_kernel_that_fails_or_is_wrong_is_left_out() -> None:
 def test_a_kernel_that_fails_later_costs_no_picture() -> None:
     broken: list[bool] = []
 
-    def later(given: Given) -> torch.Tensor:
+    def later(given: AttentionArgs) -> torch.Tensor:
         if broken:
             raise RuntimeError("its workspace")
         return math(given)
@@ -146,10 +146,10 @@ def test_a_kernel_that_fails_later_costs_no_picture() -> None:
     assert one.report()[0]["failed"] == {"later": "its workspace"}
 
 
-def lacking(lacks: list[bool]) -> Callable[[Given], torch.Tensor]:
+def lacking(lacks: list[bool]) -> Callable[[AttentionArgs], torch.Tensor]:
     """A kernel named hungry that finds no memory while the list has an entry."""
 
-    def hungry(given: Given) -> torch.Tensor:
+    def hungry(given: AttentionArgs) -> torch.Tensor:
         if lacks:
             raise torch.OutOfMemoryError("its workspace")
         return math(given)
@@ -169,15 +169,15 @@ def test_a_lack_of_memory_while_measuring_is_not_kept() -> None:
 
 
 def test_a_lack_of_memory_for_what_kernels_are_compared_with_costs_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Given] = []
+    calls: list[AttentionArgs] = []
 
-    def second_one_fails(given: Given) -> torch.Tensor:
+    def second_one_fails(given: AttentionArgs) -> torch.Tensor:
         calls.append(given)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("a second result")
         return math(given)
 
-    monkeypatch.setattr(attention, "torchs_choice", second_one_fails)
+    monkeypatch.setattr(attention, "torch_attention", second_one_fails)
     one = chooser(Timed({flash: 2.0, math: 1.0}), flash=flash, math=math)
     check(one, tensors(), mask=MASKS["added"])
     assert (len(calls), chosen(one)) == (3, [])
@@ -198,7 +198,7 @@ def test_what_the_original_refuses_is_refused() -> None:
     one = chooser(Timed({flash: 1.0, math: 1.0}))
     q, k, v = tensors()
     with pytest.raises(RuntimeError):
-        one(Given(q, k[..., :4], v))
+        one(AttentionArgs(q, k[..., :4], v))
 
 
 MASKS = {
@@ -211,7 +211,7 @@ MASKS = {
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_mask_is_measured_and_kernels_without_masks_are_left_out(mask: str) -> None:
-    def without(given: Given) -> torch.Tensor:
+    def without(given: AttentionArgs) -> torch.Tensor:
         return kernels._flash(given)
 
     clock = Timed({math: 1.0})
@@ -227,7 +227,7 @@ def test_a_mask_is_measured_and_kernels_without_masks_are_left_out(mask: str) ->
 
 
 def test_a_kernel_without_numbers_for_a_masked_row_is_left_out_before_such_a_mask_comes() -> None:
-    def plain(given: Given) -> torch.Tensor:
+    def plain(given: AttentionArgs) -> torch.Tensor:
         q, k, v, *_ = given
         added = bias(given)
         assert added is not None
@@ -244,7 +244,7 @@ def test_a_kernel_without_numbers_for_a_masked_row_is_left_out_before_such_a_mas
 
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_fewer_heads_of_keys_and_values_are_groups(scale: float | None) -> None:
-    def otherwise(given: Given) -> torch.Tensor:
+    def otherwise(given: AttentionArgs) -> torch.Tensor:
         return flash(given._replace(k=given.k.repeat(1, 3, 1, 1), v=given.v.repeat(1, 3, 1, 1)))
 
     q, (_, k, v) = tensors(heads=6)[0], tensors(heads=2)
@@ -257,7 +257,7 @@ def test_fewer_heads_of_keys_and_values_are_groups(scale: float | None) -> None:
 def test_masks_for_kernels() -> None:
     """Numbers of q's dtype, in rows that begin at multiples of 16 numbers."""
     q, k, v = (each.bfloat16() for each in tensors())
-    given = Given(q, k, v)
+    given = AttentionArgs(q, k, v)
     for mask in (MASKS["keys"], MASKS["pairs"]):
         added = bias(given._replace(mask=mask))
         assert added is not None and added.dtype == torch.bfloat16
@@ -272,7 +272,7 @@ def test_masks_for_kernels() -> None:
     assert kernels.aligned(torch.zeros(2, 32)).stride() == (32, 1)
 
 
-def math_2(given: Given) -> torch.Tensor:
+def math_2(given: AttentionArgs) -> torch.Tensor:
     return math(given)
 
 
@@ -292,10 +292,10 @@ def test_an_unknown_shape_refuses_a_capture_and_nothing_is_measured_in_it(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(capturing))
     given = [each.as_subclass(OnCuda) for each in tensors()]
     with pytest.raises(torch.OutOfMemoryError, match="could not be measured"):  # it has run before, without a choice
-        one(Given(*given))
+        one(AttentionArgs(*given))
     assert (clock.count, chosen(one)) == (0, [])
     for _ in range(2):
-        one(Given(*given, **more))
+        one(AttentionArgs(*given, **more))
         assert (clock.count, chosen(one)) == (2, ["math"])
 
 
@@ -316,7 +316,7 @@ def test_a_neighbour_within_a_factor_of_two_runs_its_kernel_unmeasured() -> None
 
 
 def test_a_neighbours_kernel_that_is_wrong_here_is_measured_again() -> None:
-    def sometimes(given: Given) -> torch.Tensor:
+    def sometimes(given: AttentionArgs) -> torch.Tensor:
         return math(given) * (1.0 if given.q.shape[2] == 64 else 1.01)
 
     one = chooser(Timed({flash: 2.0, sometimes: 1.0}), flash=flash, sometimes=sometimes)
@@ -326,12 +326,12 @@ def test_a_neighbours_kernel_that_is_wrong_here_is_measured_again() -> None:
 
 
 def test_without_a_mask_kernels_are_compared_with_flash_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Given] = []
-    monkeypatch.setattr(attention, "torchs_choice", lambda given: asked.append(given) or math(given))
+    asked: list[AttentionArgs] = []
+    monkeypatch.setattr(attention, "torch_attention", lambda given: asked.append(given) or math(given))
     check(chooser(Timed({flash: 2.0, math: 1.0})), tensors())
     assert not asked, "it may be cuDNN, which prepares each shape"
 
-    def not_here(given: Given) -> torch.Tensor:
+    def not_here(given: AttentionArgs) -> torch.Tensor:
         raise RuntimeError("no such width")
 
     one = chooser(Timed({math: 1.0}), flash=not_here, math=math)
@@ -388,7 +388,7 @@ def test_a_trace_of_attention_has_a_thread_load_cudnn(monkeypatch: pytest.Monkey
 
 
 def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:
-    def untried(given: Given) -> torch.Tensor:
+    def untried(given: AttentionArgs) -> torch.Tensor:
         raise AssertionError("cuDNN prepares a shape for 60 ms")
 
     one = chooser(Timed({flash: 20e-6}), flash=flash, cudnn=untried)
@@ -399,7 +399,7 @@ def test_other_kernels_are_not_tried_where_the_first_takes_no_time() -> None:
 
 @pytest.mark.parametrize(("runs", "tried"), [(True, False), (False, True)])
 def test_the_stand_in_is_tried_only_where_flash_fails(runs: bool, tried: bool) -> None:
-    def first(given: Given) -> torch.Tensor:
+    def first(given: AttentionArgs) -> torch.Tensor:
         if runs:
             return math(given)
         raise RuntimeError("not in float32")
@@ -527,7 +527,7 @@ class TestTracedAttention:
             return given, named
 
         form = {"skip_reshape": True, "skip_output_reshape": False, "scale": 0.4}
-        with common.attention.of_the_blocks():
+        with common.attention.eager_attention():
             given, named = common.traced_attention(own, *"qkv", 3, None, **form)
         assert (given, named) == ((*"qkv", 3), {"mask": None, "attn_precision": None, **form})
         assert self.operators(common, *tensors()) == {"resolute.attention.default"}

@@ -15,7 +15,7 @@ import pytest
 def module(adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = adapter("comfyui.compile_progress")
     nothing = SimpleNamespace(dynprompt=SimpleNamespace(all_node_ids=set))
-    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: nothing)
+    monkeypatch.setattr(module.background_progress, "get_progress_state", lambda: nothing)
     monkeypatch.setattr(module, "_clock", (None, 0.0))
     return module
 
@@ -30,16 +30,16 @@ def shown(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def backend(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The only one. coming: what it answers, 10 seconds for each region more."""
+    """The only one. compile_eta: what it answers, 10 seconds for each region more."""
     made = SimpleNamespace(failed_regions=list)
 
-    def coming(more: int = 0) -> tuple[int, float | None]:
+    def compile_eta(more: int = 0) -> tuple[int, float | None]:
         left, seconds = made.left
         return left, None if seconds is None else seconds + 10.0 * more
 
-    made.left, made.coming = (0, 0.0), coming
-    monkeypatch.setattr(module.coming_progress.registry, "NAMES", ("inductor",))
-    monkeypatch.setattr(module.coming_progress.registry, "get", lambda name: made)
+    made.left, made.compile_eta = (0, 0.0), compile_eta
+    monkeypatch.setattr(module.background_progress.registry, "NAMES", ("inductor",))
+    monkeypatch.setattr(module.background_progress.registry, "get", lambda name: made)
     return made
 
 
@@ -87,7 +87,7 @@ def test_the_text_says_what_comes_after_compiling(
     module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
     counted = list[object]()
-    monkeypatch.setattr(module.coming_progress, "goes_on", lambda: counted.append(True))
+    monkeypatch.setattr(module.background_progress, "ensure_ticker", lambda: counted.append(True))
     progress = module.CompileProgress(None, "sampling", lambda: 3.0)
     progress.set_total(0, 3)
     progress.begin_run()
@@ -107,20 +107,20 @@ def test_the_text_says_what_comes_after_compiling(
 def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge_until_all_came(
     module: ModuleType, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coming = module.coming_progress
+    background = module.background_progress
     left, texts, counts = [(6, 38.0)], queue.SimpleQueue[str](), queue.SimpleQueue[dict[str, Any]]()
-    monkeypatch.setattr(coming, "_TICK", 0.01)
-    monkeypatch.setattr(coming, "prompt_runs", lambda: True)
-    monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.put(text))
-    monkeypatch.setattr(coming, "broadcast", lambda kind, **data: counts.put(data))
-    monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
+    monkeypatch.setattr(background, "_TICK", 0.01)
+    monkeypatch.setattr(background, "prompt_runs", lambda: True)
+    monkeypatch.setattr(background, "show_on_node", lambda text, node_id: texts.put(text))
+    monkeypatch.setattr(background, "broadcast", lambda kind, **data: counts.put(data))
+    monkeypatch.setattr(background.registry, "NAMES", ("inductor",))
     failed = ["of another prompt"]
-    backend = SimpleNamespace(coming=lambda more=0: left[0], failed_regions=lambda: failed)
-    monkeypatch.setattr(coming.registry, "get", lambda name: backend)
+    backend = SimpleNamespace(compile_eta=lambda more=0: left[0], failed_regions=lambda: failed)
+    monkeypatch.setattr(background.registry, "get", lambda name: backend)
     progress = module.CompileProgress("8", "sampling", lambda: 0.0)
     progress.begin_run()
-    progress.waits()
-    ticker = coming._ticker
+    progress.note_waiting_call()
+    ticker = background._ticker
     assert texts.get(timeout=60) == "sampling at ComfyUI's speed; compiled blocks in about 40 s"
     assert counts.get(timeout=60)["text"] == "0 of 6 regions compiled, ready in about 40 s"
     progress.show_result("144x112: compiling meanwhile")
@@ -140,34 +140,34 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
     assert texts.empty() and counts.empty()
     assert shown[-1] == "2 regions could not be compiled: of another prompt", "no longer that it compiles meanwhile"
     again.begin_run()
-    again.has_come()
-    assert (again.came, again.is_waiting, shown[-1]) == (True, False, "Now compiled")
+    again.note_all_compiled()
+    assert (again.became_ready, again.is_waiting, shown[-1]) == (True, False, "Now compiled")
     assert not module.CompileProgress("8", "sampling", lambda: 0.0).is_waiting
 
 
 @pytest.mark.parametrize(
     ("looks", "ends", "badge"),  # regions in the queue, and how many looks come after the prompt's end
     [
-        # The model's, then the decoder's too: the text is the same, the number that is left is not.
-        ([6, 6, 15, 14, 3, 0], 1, [*["0 of 15 in about 90 s"] * 2, "1 of 15 in about 80 s", "12 of 15 in about 20 s"]),
+        # The model's, then the decoder's too.
+        ([6, 6, 15, 14, 3, 0], 1, ["0 of 15 in about 90 s", "1 of 15 in about 80 s", "12 of 15 in about 20 s"]),
         ([6, 6, 5, 0], 2, ["0 of 15 in about 90 s", "1 of 6 in about 30 s"]),  # cancelled before it decodes
     ],
 )
 def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_compiles(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, looks: list[int], ends: int, badge: list[str]
 ) -> None:
-    coming, texts, counts = module.coming_progress, list[str](), list[str]()
+    background, texts, counts = module.background_progress, list[str](), list[str]()
     looks = list(looks)
     nodes = SimpleNamespace(all_node_ids=lambda: {"8", "9"})
-    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
-    monkeypatch.setattr(coming, "counts", {})
-    monkeypatch.setattr(coming, "unfinished", {})
-    monkeypatch.setattr(coming, "_waiting", {})
-    monkeypatch.setattr(coming, "_TICK", 0.01)
-    monkeypatch.setattr(coming, "prompt_runs", lambda: len(looks) > ends)
-    monkeypatch.setattr(coming, "show_on_node", lambda text, node_id: texts.append(text))
-    monkeypatch.setattr(coming, "broadcast", lambda kind, left, text="", **data: counts.append(text))
-    monkeypatch.setattr(coming.registry, "NAMES", ("inductor",))
+    monkeypatch.setattr(module.background_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
+    monkeypatch.setattr(background, "counts", {})
+    monkeypatch.setattr(background, "unfinished", {})
+    monkeypatch.setattr(background, "_waiting", {})
+    monkeypatch.setattr(background, "_TICK", 0.01)
+    monkeypatch.setattr(background, "prompt_runs", lambda: len(looks) > ends)
+    monkeypatch.setattr(background, "show_on_node", lambda text, node_id: texts.append(text))
+    monkeypatch.setattr(background, "broadcast", lambda kind, left, text="", **data: counts.append(text))
+    monkeypatch.setattr(background.registry, "NAMES", ("inductor",))
 
     questions = itertools.cycle(("first", "second"))  # of a look
 
@@ -175,12 +175,14 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
         left = looks.pop(0) if next(questions) == "second" and len(looks) > 1 else looks[0]
         return left, 6.0 * (left + more)
 
-    monkeypatch.setattr(coming.registry, "get", lambda name: SimpleNamespace(coming=asked, failed_regions=list))
+    monkeypatch.setattr(
+        background.registry, "get", lambda name: SimpleNamespace(compile_eta=asked, failed_regions=list)
+    )
     parts = {"sampling": ("8", 6), "decoding": ("9", 9), "encoding": ("9", 7), "running": ("of another workflow", 5)}
     for doing, (node_id, regions) in parts.items():
         module.CompileProgress(node_id, doing, lambda: 0.0).set_total(0, regions)
-    module.CompileProgress("8", "sampling", lambda: 0.0).waits()
-    coming._ticker.join(60)
+    module.CompileProgress("8", "sampling", lambda: 0.0).note_waiting_call()
+    background._ticker.join(60)
     assert texts[0] == "sampling at ComfyUI's speed; compiled blocks in about 90 s"
     assert [text.replace("regions compiled, ready ", "") for text in counts] == [*badge, ""]
 
@@ -194,19 +196,19 @@ def test_the_first_estimate_behind_the_picture_is_one_of_all_that_the_prompt_com
     ],
 )
 def test_captures_of_originals_say_what_they_gain(module: ModuleType, gain: float | None, expected: str) -> None:
-    assert module.coming_progress._text("sampling", 30.0, lambda: gain) == expected
+    assert module.background_progress._text("sampling", 30.0, lambda: gain) == expected
     until = "estimating when compiled blocks are there"
-    assert module.coming_progress._text("sampling", None, lambda: gain) == f"{expected.partition('; ')[0]}; {until}"
+    assert module.background_progress._text("sampling", None, lambda: gain) == f"{expected.partition('; ')[0]}; {until}"
 
 
 def test_an_encoder_counts_once_it_ran(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = SimpleNamespace(all_node_ids=lambda: {"9"})
-    monkeypatch.setattr(module.coming_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
-    monkeypatch.setattr(module.coming_progress, "counts", {("9", "encoding"): (0, 7), ("9", "decoding"): (2, 9)})
-    monkeypatch.setattr(module.coming_progress, "unfinished", {})
-    assert module.coming_progress._lacking() == 7
-    module.coming_progress.unfinished["9", "encoding"] = print
-    assert module.coming_progress._lacking() == 14
+    monkeypatch.setattr(module.background_progress, "get_progress_state", lambda: SimpleNamespace(dynprompt=nodes))
+    monkeypatch.setattr(module.background_progress, "counts", {("9", "encoding"): (0, 7), ("9", "decoding"): (2, 9)})
+    monkeypatch.setattr(module.background_progress, "unfinished", {})
+    assert module.background_progress._uncompiled_count() == 7
+    module.background_progress.unfinished["9", "encoding"] = print
+    assert module.background_progress._uncompiled_count() == 14
 
 
 def test_a_load_is_said_after_a_second_and_only_while_the_prompt_waits(

@@ -82,12 +82,12 @@ def test_a_call_does_not_wait_for_a_backend_that_starts_where_it_compiles_behind
     model = Model()
     forward = compiled(model, model._forward)
     runner = forward.runner
-    runner._is_behind = True
+    runner._background_compile = True
     with monkeypatch.context() as starting:
         starting.setattr(type(runner._request.backend), "is_starting", True)
         assert torch.equal(forward(X, T), X * 2)
         assert runner._programs == {}
-        starting.setattr(sys.modules[type(runner).__module__].runs, "are_of_a_warm_up", lambda: True)
+        starting.setattr(sys.modules[type(runner).__module__].runs, "is_warm_up_prompt", lambda: True)
         assert torch.equal(forward(X, T), X * 2)
     assert runner._programs, "a warm-up waits"
 

@@ -27,7 +27,7 @@ def test_only_collections_of_all_objects_become_rare(
     adapter: Callable[[str], ModuleType], before: tuple[int, int, int], after: tuple[int, int, int]
 ) -> None:
     gc.set_threshold(*before)  # a fixture of all tests sets it back
-    adapter("process.collector").leave_prompts_alone()
+    adapter("process.collector").make_full_collections_rare()
     assert gc.get_threshold() == after
 
 

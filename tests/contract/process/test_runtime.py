@@ -88,14 +88,14 @@ def test_a_module_that_dies_leaves_nothing_though_no_prompt_follows(
     program._workers = SimpleNamespace(prepare=None, running=False, forget=lambda owner: None)
     program.run(call)
     cache._captures.put(capture_key(program, replace(call, epoch=7)), graph, graph.bytes)
-    cache._attempts.out_of_memory(capture_key(program, call))
+    cache._capture_policy.out_of_memory(capture_key(program, call))
     weights = [weakref.ref(each) for each in (reservation, *module.parameters())]
     assert program.blocks
     assert weights
 
     def left() -> tuple[int, bool, int, int]:
         alive = sum(weight() is not None for weight in weights)
-        return alive, graph.is_open, cache.bytes, len(cache._attempts._states)
+        return alive, graph.is_open, cache.bytes, len(cache._capture_policy._states)
 
     del module, program, record, call, reservation
     gc.collect()

@@ -17,7 +17,7 @@ from compile_cache.backends.inductor import backend as inductor_backend
 from compile_cache.backends.inductor.compile import compiled_region
 from compile_cache.backends.inductor.compile.compiled_region import KernelByAddress, launch_by_address
 from compile_cache.torch_facts import private_names
-from compile_cache.torch_facts.private_names import NAMES, Loss
+from compile_cache.torch_facts.private_names import NAMES, Feature
 
 from ...programs import run_python
 
@@ -49,15 +49,15 @@ print(json.dumps(found))
 
 # What is left without a name, by what the table says of it: the backend, and whether regions are kept.
 LEFT = {
-    Loss.CALLS: ("eager", False),
-    Loss.COMPILING: ("eager", False),
-    Loss.KEEPING: ("inductor", False),
-    Loss.WORKERS: ("inductor", True),
-    Loss.GPU_WORKERS: ("inductor", True),
-    Loss.ADDRESSES: ("inductor", True),
-    Loss.HOST_VALUES: ("inductor", True),
-    Loss.RECOVERY: ("inductor", True),
-    Loss.SPEED: ("inductor", True),
+    Feature.CALLS: ("eager", False),
+    Feature.COMPILING: ("eager", False),
+    Feature.KEEPING: ("inductor", False),
+    Feature.WORKERS: ("inductor", True),
+    Feature.GPU_WORKERS: ("inductor", True),
+    Feature.ADDRESSES: ("inductor", True),
+    Feature.HOST_VALUES: ("inductor", True),
+    Feature.RECOVERY: ("inductor", True),
+    Feature.SPEED: ("inductor", True),
 }
 
 
@@ -73,21 +73,21 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
 def test_a_missing_name_costs_what_the_table_says_and_no_prompt(
     without: dict[str, dict[str, object]], name: str
 ) -> None:
-    found, loss = without[name], NAMES[name].loss
-    backend, keeps = LEFT[loss]
+    found, feature = without[name], NAMES[name].feature
+    backend, keeps = LEFT[feature]
     assert found["error"] <= 1e-4  # type: ignore[operator]
     assert (found["backend"], found["loads"]) == (backend, int(keeps))
     assert found["calls"] == (backend == "inductor"), "the region ran compiled, unless nothing can be"
-    told = loss in (Loss.CALLS, Loss.COMPILING, Loss.KEEPING, Loss.WORKERS)
-    assert (loss.value in str(found["why"])) == told
+    told = feature in (Feature.CALLS, Feature.COMPILING, Feature.KEEPING, Feature.WORKERS)
+    assert (feature.value in str(found["why"])) == told
     assert ("torch.gone" in str(found["why"])) == told
 
 
 def test_this_torch_lacks_nothing() -> None:
-    without_triton = set[Loss]() if find_spec("triton") else {Loss.ADDRESSES}
-    assert private_names.lost(*set(Loss) - {Loss.SPEED, Loss.GPU_WORKERS} - without_triton) == ""
+    without_triton = set[Feature]() if find_spec("triton") else {Feature.ADDRESSES}
+    assert private_names.why_unavailable(*set(Feature) - {Feature.SPEED, Feature.GPU_WORKERS} - without_triton) == ""
     before_2_10 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
-    assert bool(private_names.lost(Loss.GPU_WORKERS)) == before_2_10
+    assert bool(private_names.why_unavailable(Feature.GPU_WORKERS)) == before_2_10
     assert private_names.foreach_copy is torch._foreach_copy_
 
 
@@ -110,7 +110,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
     def look_up_again() -> None:
         private_names._cached_look_up.cache_clear()
-        private_names.lost.cache_clear()
+        private_names.why_unavailable.cache_clear()
 
     def rename(name: str) -> None:
         rows = [replace(each, attribute="Renamed") if each.name == name else each for each in private_names._TABLE]

@@ -135,7 +135,7 @@ def test_it_is_compiled_behind_the_picture(
     bound = rig.bind(checkpoint.model, hooks_over(checkpoint, streamed))
 
     def call() -> None:
-        assert torch.equal(bound(X, weights=weights, is_behind=True), checkpoint.expected(X))
+        assert torch.equal(bound(X, weights=weights, background_compile=True), checkpoint.expected(X))
 
     with rig.expect(eager_calls=1, bypasses={}):
         call()

@@ -75,10 +75,10 @@ class TestOrder:
     def test_what_no_step_needs_comes_last_and_what_is_outside_of_blocks_first(self, order_of: Any) -> None:
         outside, *blocks = modules_of([5]), *[modules_of([40, 20, 10]) for _ in range(3)]
         modules = [module for block in blocks for module in block] + outside
-        spared = {block[0] for block in blocks}
-        order = order_of(modules, blocks, spared)
+        unneeded = {block[0] for block in blocks}
+        order = order_of(modules, blocks, unneeded)
         assert order[0] is outside[0]
-        assert set(order[-3:]) == spared
+        assert set(order[-3:]) == unneeded
 
     def test_small_modules_stay_before_any_large_one(self, order_of: Any) -> None:
         """Each costs the host as much as a large one."""
@@ -101,8 +101,8 @@ class TestOrder:
         modules = modules_of(data.draw(st.lists(st.integers(1, 9), max_size=9)))
         of_blocks = st.lists(st.sampled_from(modules), max_size=3, unique=True) if modules else st.just([])
         blocks = data.draw(st.lists(of_blocks, max_size=4))  # they may share modules
-        spared = set(data.draw(of_blocks))
-        order = order_of(modules, blocks, spared)
+        unneeded = set(data.draw(of_blocks))
+        order = order_of(modules, blocks, unneeded)
         assert len(order) == len(modules)
         assert set(order) == set(modules)
 
@@ -112,7 +112,7 @@ class TestLayout:
         blocks: list[Any] = list(checkpoint.model.blocks)
         for block in blocks:
             weights.order.streams(block, [block])
-        weights.spare([blocks[1]])
+        weights.mark_unneeded([blocks[1]])
         return blocks
 
     def addresses(self, blocks: list[Any]) -> list[int]:
@@ -125,7 +125,7 @@ class TestLayout:
         weights.unpin()
         blocks = self.news(weights, checkpoint)
         before = self.addresses(blocks)
-        weights.arrange()
+        weights.reorder_pages()
         assert weights.moved()  # so the epoch changes, and captures over the old addresses go
         assert self.addresses(blocks) != before
         assert max(self.addresses(blocks)) == blocks[1]._v[1]
@@ -139,7 +139,7 @@ class TestLayout:
 
     def test_a_lora_is_there_afterwards(self, weights: Any, checkpoint: Checkpoint) -> None:
         self.news(weights, checkpoint)
-        weights.arrange()
+        weights.reorder_pages()
         checkpoint.load("b")
         weights.survey(checkpoint.model.modules())
         assert weights.pin()
@@ -150,10 +150,10 @@ class TestLayout:
 
     def test_it_happens_once(self, weights: Any, checkpoint: Checkpoint) -> None:
         blocks = self.news(weights, checkpoint)
-        weights.arrange()
+        weights.reorder_pages()
         asked, addresses = checkpoint.reservation.asked, self.addresses(blocks)
         self.news(weights, checkpoint)
-        weights.arrange()
+        weights.reorder_pages()
         assert (checkpoint.reservation.asked, self.addresses(blocks)) == (asked, addresses)
 
     def test_nothing_moves_unless_a_block_was_split_or_many_small_modules_stream(
@@ -163,10 +163,10 @@ class TestLayout:
         for block in blocks:
             weights.order.streams(block, [block])
         before = self.addresses(blocks)
-        weights.arrange()
+        weights.reorder_pages()
         assert self.addresses(blocks) == before
-        weights.spare([blocks[1]])
-        weights.arrange()
+        weights.mark_unneeded([blocks[1]])
+        weights.reorder_pages()
         assert self.addresses(blocks) != before
 
     @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ class TestLayout:
         before = self.addresses(blocks)
         for small in steps:
             for size in [1] * small + [8 * MIB] * 100:
-                weights.order.crosses(size)
-            weights.arrange()
+                weights.order.count_streamed(size)
+            weights.reorder_pages()
         assert (self.addresses(blocks) != before) is is_moved
 
     @pytest.mark.parametrize("why", ["pinned", "something else", "loaded ahead", "a hole", "a block's range"])
@@ -204,12 +204,12 @@ class TestLayout:
             weights.survey([block for block in blocks if block is not blocks[2]])
             checkpoint.reservation.offset += 600
         before = self.addresses(blocks)
-        weights.arrange()
+        weights.reorder_pages()
         assert self.addresses(blocks) == before
         assert not weights.moved()
 
     def test_modules_that_are_gone_are_forgotten(self, weights: Any, checkpoint: Checkpoint) -> None:
         blocks = self.news(weights, checkpoint)
         weights.survey(blocks[2:])
-        assert not weights.order.is_spared(blocks[1])
+        assert not weights.order.is_unneeded(blocks[1])
         assert list(weights.order._blocks) == blocks[2:]

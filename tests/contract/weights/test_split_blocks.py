@@ -16,7 +16,7 @@ from compile_cache.backends.inductor.compile.environment import environment_of
 from compile_cache.backends.inductor.parallel.compile_queue import CompileQueue
 from compile_cache.backends.inductor.parallel.pool import WorkerPool
 from compile_cache.backends.inductor.regions.binding import RegionBinding
-from compile_cache.backends.inductor.regions.miss_path import Missing
+from compile_cache.backends.inductor.regions.miss_path import MissPolicy
 from compile_cache.backends.inductor.regions.table import RegionTable
 from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassReason
@@ -229,7 +229,7 @@ def test_a_split_block_compiles_one_region_which_serves_every_size_and_the_next_
         queue = CompileQueue(table, WorkerPool())
         queue.begin(CacheConfig(workers=0), is_decoder=False)
         regions = RegionBinding(table, lambda device: store, reasons.append, stats, config, queue)
-        regions.begin(SilentProgress(), (), Missing.COMPILE)
+        regions.begin(SilentProgress(), (), MissPolicy.COMPILE)
         weights.kept.forget()
         streamed = Streamed(streamed_blocks, weights, checkpoint, regions.run, name)
         for level, batch, length in [(9.0, 2, 5), (9.0, 2, 5), (7.0, 3, 8)]:

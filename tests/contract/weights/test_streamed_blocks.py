@@ -271,8 +271,8 @@ def test_whatever_happens_between_two_runs_a_block_has_its_weights(
         elif what == "room":
             checkpoint.reservation.limit(value)
         elif what == "spare":
-            weights.spare([blocks[value]])
-            weights.arrange()
+            weights.mark_unneeded([blocks[value]])
+            weights.reorder_pages()
             weights.survey(checkpoint.model.modules())
         else:
             name, lora = f"blocks.{value}", str(checkpoint.lora)

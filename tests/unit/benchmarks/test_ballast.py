@@ -40,7 +40,7 @@ LATE = [{"others": 75.0, "ends_after": 0.6}, {"others": 30.0, "ends_after": 0.6}
 def test_it_leaves_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, float]) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "torch.py").write_text(TORCH.format(place=str(tmp_path / "free"), **{**CARD, **state}), "utf-8")
-    with ballast.held(8, sys.executable, settles=8 if state in LATE else 1):
+    with ballast.occupy_memory(8, sys.executable, settles=8 if state in LATE else 1):
         assert int((tmp_path / "free").read_text()) / 2**30 == pytest.approx(8, abs=2**-4)
 
 
@@ -58,5 +58,5 @@ def test_what_cannot_be_left_free_is_an_error_that_says_why(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     Path("torch.py").write_text(code, "utf-8")
-    with pytest.raises(ServerError, match=why), ballast.held(gib, sys.executable, settles=0.5):
+    with pytest.raises(ServerError, match=why), ballast.occupy_memory(gib, sys.executable, settles=0.5):
         pytest.fail("the ballast began")

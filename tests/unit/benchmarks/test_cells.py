@@ -30,7 +30,7 @@ def test_a_cell_needs_the_time_of_the_longest_so_far(tmp_path: Path, monkeypatch
     cells = begin(out)
     assert cells.measure("a", lambda: clock.sleep(40) or {"size": 1}, 50) == {"size": 1}
     assert cells.measure("b", lambda: {"size": 2}) is None
-    assert cells.left == ["b"]
+    assert cells.skipped == ["b"]
     assert begin(out).measure("c", lambda: {"size": 3}, 61) is None
     out.write_text("{", "utf-8")
     with pytest.raises(ValueError, match=r"out\.json is no result"):  # it is not written over

@@ -29,7 +29,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(each=0.5).serve(monkeypatch, smoke)
     monkeypatch.setattr(smoke, "time", machine)
     monkeypatch.setattr(smoke, "make_models", lambda *given: {"checkpoint": "x", "lora": "y"})
-    monkeypatch.setattr(smoke.Smoke, "_give_back", lambda *given: {"after_unload_gib": 0.5})
+    monkeypatch.setattr(smoke.Smoke, "_measure_unload", lambda *given: {"after_unload_gib": 0.5})
     return machine
 
 
@@ -167,7 +167,7 @@ def test_what_cannot_fit_is_left_out_and_does_not_pass(machine: Machine, tmp_pat
     assert NOT_RUN in verdicts(result)
 
 
-@pytest.mark.parametrize(("left", "waited"), [(0, 15), (3, smoke.rig.COMING)])
+@pytest.mark.parametrize(("left", "waited"), [(0, 15), (3, smoke.rig.COMPILE_TIMEOUT)])
 def test_the_first_server_ends_when_no_code_is_coming(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, waited: float
 ) -> None:

@@ -14,7 +14,7 @@ from compile_cache.backends.base import Call, CaptureFacts
 from compile_cache.call_policy import ANYTHING
 from compile_cache.calls import rows
 from compile_cache.calls.cache import GraphCache
-from compile_cache.calls.run_summary import Run, together, without
+from compile_cache.calls.run_summary import Run, merge, subtract
 from compile_cache.captures.captures import Captures
 from compile_cache.config import CacheConfig
 from compile_cache.stats import Stats
@@ -55,8 +55,8 @@ def test_what_a_controlnet_compiles_is_not_said_of_the_model_too(clock: list[flo
         calls.append(stats.since(mark))
         compiles(stats, clock, 0 if not model else 5, model)  # at once: its wait is no part of the other one
     clock[0] += 4.0
-    control = together(calls)
-    found = run(without(stats.since(begun), control), "unet", 34.0)
+    control = merge(calls)
+    found = run(subtract(stats.since(begun), control), "unet", 34.0)
     assert rows.status(found) == "64x64: compiled 5 regions in 20.0 s, 2.0 s/step"
     assert rows.status(run(control, "controlnet", 34.0)) == "64x64: compiled 6 regions in 10.0 s"
     assert rows.log_line(found) == "2 calls through regions, 5 region compiles, waited 20.0 s"

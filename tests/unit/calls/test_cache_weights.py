@@ -12,7 +12,7 @@ from compile_cache.backends.base import Capabilities
 from compile_cache.call_policy import ANYTHING
 from compile_cache.calls import cache as cache_module
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures import attempts
+from compile_cache.captures import capture_policy
 from compile_cache.choices.stopwatch import RunCost
 from compile_cache.config import CacheConfig
 from compile_cache.errors import CaptureError
@@ -250,8 +250,8 @@ class Card(Rig):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reach, self.work = 0, 0
-        monkeypatch.setattr(attempts, "_CHECK_SECONDS", 0.0)
-        for each in (cache_module, attempts):
+        monkeypatch.setattr(capture_policy, "_CHECK_SECONDS", 0.0)
+        for each in (cache_module, capture_policy):
             monkeypatch.setattr(each, "cost_of_run", lambda device: nullcontext(RunCost(self.work)))
         super().__init__(GraphCache(CacheConfig(spare_bytes=100 * MIB), lambda device: self.reach))
 
@@ -312,21 +312,23 @@ def test_no_capture_is_tried_without_room_for_it_beside_the_weights(card: Card) 
 def test_with_little_room_a_call_runs_once_as_it_is_to_find_out_what_it_needs(card: Card) -> None:
     card.reach, card.work = 1350 * MIB, 20 * MIB
     with card.expect(eager_calls=1):
-        assert card.run(is_behind=True) == 2.0
+        assert card.run(background_compile=True) == 2.0
     assert card.weights.asked == 0
     with card.expect(graph_calls=1, captures=1):
-        card.run(is_behind=True)
+        card.run(background_compile=True)
     card.work = 300 * MIB
     with card.expect({"streamed_weights": 1}, eager_calls=1, graph_calls=1):
-        card.run(16, times=2, is_behind=True)
+        card.run(16, times=2, background_compile=True)
     assert card.weights.pins == 0
     card.work = 20 * MIB  # compiled code needs less
     with card.expect({"streamed_weights": 1}, graph_calls=2, captures=1):
-        card.run(16, times=2, is_behind=True)
+        card.run(16, times=2, background_compile=True)
 
 
-@pytest.mark.parametrize("changes", [{"is_behind": True, "reach": 20_000}, {"is_behind": False, "reach": 1350}])
+@pytest.mark.parametrize(
+    "changes", [{"background_compile": True, "reach": 20_000}, {"background_compile": False, "reach": 1350}]
+)
 def test_other_calls_are_not_measured_first(card: Card, changes: dict[str, Any]) -> None:
     card.reach = changes["reach"] * MIB
     with card.expect(graph_calls=1, captures=1):
-        card.run(is_behind=changes["is_behind"])
+        card.run(background_compile=changes["background_compile"])

@@ -45,10 +45,10 @@ class Rig:
     def __init__(self, **config: Any) -> None:
         self.cache = GraphCache(CacheConfig(budget_bytes=BUDGET, **config))
         self.program, self.module = Tiered(), Module()
-        self.program.code = Code.COMING
+        self.program.code = Code.MISSING
 
     def call(self, begins_run: bool = False, **changes: Any) -> float:
-        changes = {"is_behind": True, "begins_run": begins_run, **changes}
+        changes = {"background_compile": True, "begins_run": begins_run, **changes}
         return answer(self.cache.run(self.program, self.module.call(**changes)))
 
     def run(self, steps: int = 3, **changes: Any) -> list[float]:
@@ -78,7 +78,7 @@ def test_originals_are_captured_at_once_and_their_replays_are_counted(rig: Rig) 
     assert rig.tiers == [Tier.ORIGINAL]
 
 
-@pytest.mark.parametrize(("code", "tier"), [(Code.COMING, Tier.ORIGINAL), (Code.READY, Tier.COMPILED)])
+@pytest.mark.parametrize(("code", "tier"), [(Code.MISSING, Tier.ORIGINAL), (Code.READY, Tier.COMPILED)])
 def test_what_another_program_captured_is_replayed_until_this_one_has_its_code(
     rig: Rig, code: Code, tier: Tier
 ) -> None:
@@ -87,8 +87,8 @@ def test_what_another_program_captured_is_replayed_until_this_one_has_its_code(
     rig.program = Tiered()
     rig.program.code = code
     assert rig.call() == ORIGINAL_RAN, "never between two steps"
-    ran = ORIGINAL_RAN if code is Code.COMING else COMPILED_RAN
-    first = {"eager_calls": 1} if code is Code.COMING else {"captures": 1, "graph_calls": 1}
+    ran = ORIGINAL_RAN if code is Code.MISSING else COMPILED_RAN
+    first = {"eager_calls": 1} if code is Code.MISSING else {"captures": 1, "graph_calls": 1}
     with expect(rig.cache, **first, replays=2):
         assert rig.run(3) == [ran] * 3
     assert rig.tiers == [tier]
@@ -112,8 +112,8 @@ def test_compiled_code_replaces_them_where_a_sampling_run_begins_and_never_betwe
 def test_each_signature_is_swapped_by_itself_and_another_module_by_its_own_run(rig: Rig) -> None:
     other, other_module = Tiered(owner=2), Module()
     other.size = rig.program.size = 1
-    other.code = Code.COMING
-    rig.cache.run(other, other_module.call(is_behind=True, begins_run=True))
+    other.code = Code.MISSING
+    rig.cache.run(other, other_module.call(background_compile=True, begins_run=True))
     rig.run(side=8)
     rig.run(side=16)
     rig.program.code = other.code = Code.READY
@@ -135,7 +135,7 @@ def test_a_call_outside_of_sampling_runs_begins_one_each_time(rig: Rig) -> None:
 
 def test_code_that_came_costs_one_call_of_each_run_which_compares_it(rig: Rig) -> None:
     rig.run()
-    rig.program.code = Code.CAME
+    rig.program.code = Code.UNVERIFIED
     for number in (1, 2):
         with expect(rig.cache, eager_calls=1, replays=2):
             assert rig.run() == [ORIGINAL_RAN] * 3
@@ -149,7 +149,7 @@ def test_a_call_that_waits_for_its_code_is_never_answered_by_originals(rig: Rig)
     rig.run()
     rig.program.code = Code.READY
     with expect(rig.cache, captures=1, graph_calls=1, replays=1):
-        assert [rig.call(is_behind=False) for _ in range(2)] == [COMPILED_RAN] * 2
+        assert [rig.call(background_compile=False) for _ in range(2)] == [COMPILED_RAN] * 2
     assert rig.tiers == [Tier.ORIGINAL, Tier.COMPILED]
     with expect(rig.cache, replays=2):
         assert [rig.call(begins_run) for begins_run in (False, True)] == [ORIGINAL_RAN, COMPILED_RAN]
@@ -207,7 +207,7 @@ def test_what_a_run_works_in_is_kept_apart_by_tier(rig: Rig, monkeypatch: pytest
     rig.run()
     rig.program.code = Code.READY
     rig.run()
-    states = {key.tier: state for key, state in rig.cache._attempts._states.items()}
+    states = {key.tier: state for key, state in rig.cache._capture_policy._states.items()}
     assert set(states) == {Tier.ORIGINAL, Tier.COMPILED}
     assert states[Tier.ORIGINAL] is not states[Tier.COMPILED]
 
@@ -235,7 +235,7 @@ class Timed(Rig):
         super().__init__(**config)
         self.seconds = {ORIGINAL_RAN: 1.0, COMPILED_RAN: 2.0}
         self.latest = ORIGINAL_RAN
-        self.cache.whole_calls._stopwatch = lambda device: Watch(self)  # type: ignore[assignment, return-value]
+        self.cache.compiled_vs_eager._stopwatch = lambda device: Watch(self)  # type: ignore[assignment, return-value]
 
     def call(self, begins_run: bool = False, **changes: Any) -> float:
         self.latest = (
@@ -248,7 +248,7 @@ class Timed(Rig):
     @property
     def trial(self) -> tuple[float, float]:
         """Seconds of compiled code and of originals."""
-        found = self.cache.whole_calls.report()
+        found = self.cache.compiled_vs_eager.report()
         return (found[0]["seconds"], found[0]["original_seconds"]) if found else (0.0, 0.0)
 
 
@@ -277,7 +277,7 @@ def test_a_call_that_is_left_alone_and_waits_for_nothing_of_its_code_is_captured
     again = Timed(store_folder=tmp_path)
     again.program.code = Code.READY
     with expect(again.cache, {"not_faster": 3}, captures=1, graph_calls=1, replays=2):
-        assert again.run(is_behind=False) == [ORIGINAL_RAN] * 3
+        assert again.run(background_compile=False) == [ORIGINAL_RAN] * 3
 
 
 def test_captures_in_which_compiled_code_runs_too_are_not_timed() -> None:
@@ -299,7 +299,7 @@ def test_a_replay_that_is_dropped_is_no_time_of_originals() -> None:
 
     def changed() -> Call:
         module.load(7.0)
-        return module.call(is_behind=True, tensors=[torch.full((1, 4, 8, 8), 3.0)])
+        return module.call(background_compile=True, tensors=[torch.full((1, 4, 8, 8), 3.0)])
 
-    rig.cache.run(program, module.call(is_behind=True), changed)
-    assert rig.cache.whole_calls._replayed is None
+    rig.cache.run(program, module.call(background_compile=True), changed)
+    assert rig.cache.compiled_vs_eager._replayed is None

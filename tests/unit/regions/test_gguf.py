@@ -17,11 +17,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from compile_cache.regions.gguf_types import FORMATS, decoded
 from compile_cache.regions.gguf_weights import is_gguf, is_gguf_class, patches_of
 from compile_cache.regions.region_weights import (
-    given_as_inputs,
     weight_forms,
     weight_inputs,
     weight_layouts,
     weight_slots,
+    weights_from_inputs,
 )
 from compile_cache.regions.weight_parts import form_of, parts_of, why_unreadable
 
@@ -87,7 +87,7 @@ def test_a_region_takes_the_bytes_and_a_trace_has_the_numbers(name: str) -> None
     assert repr(name) in weight_forms(slots)[0][1]
 
     def run(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        with given_as_inputs(linear, (), weights):
+        with weights_from_inputs(linear, (), weights):
             return torch.nn.functional.linear(x, linear.weight)
 
     x = torch.randn(2, numbers.shape[1])

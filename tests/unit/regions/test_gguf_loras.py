@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from compile_cache.regions import gguf_loras
-from compile_cache.regions.gguf_loras import LoraInputs, forget, give_up, pair_of
-from compile_cache.regions.region_weights import given_as_inputs, weight_inputs, weight_slots
+from compile_cache.regions.gguf_loras import LoraInputs, forget, free_after_oom, pair_of
+from compile_cache.regions.region_weights import weight_inputs, weight_slots, weights_from_inputs
 from compile_cache.regions.site import RegionSite
 
 from .test_gguf import block, layer, weight
@@ -140,8 +140,8 @@ def test_pairs_that_leave_too_little_memory_are_given_up_until_the_loras_change(
     lora = adapter(6, 32)
     held, without, other = patched(patch(lora)), patched(), patched(patch(lora))
     kept, stays = weakref.ref(pair_of(held)[0]), pair_of(other)  # type: ignore[index, arg-type]
-    assert give_up([held, without])
-    assert not give_up([held, without])
+    assert free_after_oom([held, without])
+    assert not free_after_oom([held, without])
     gc.collect()
     assert kept() is None
     assert "no memory" in pair_of(held)  # type: ignore[operator]
@@ -183,7 +183,7 @@ def test_a_trace_adds_the_loras_and_a_layer_does_it_itself() -> None:
     assert refused is None
     assert site.dims == (("b", None), (None, "lora0"), ("lora0", None), (None, "lora1"), ("lora1", None))
     assert site.times == (0,)
-    with given_as_inputs(module, (), weight_inputs(slots)):
+    with weights_from_inputs(module, (), weight_inputs(slots)):
         found = site.function(module, *tensors)
     changed = torch.nn.functional.linear(x, numbers + 0.5 * lora.weights[0] @ lora.weights[1])
     torch.testing.assert_close(found, torch.stack([changed, torch.nn.functional.linear(x, numbers), changed]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.regions.region_weights import given_as_inputs, weight_inputs, weight_slots
+from compile_cache.regions.region_weights import weight_inputs, weight_slots, weights_from_inputs
 from compile_cache.regions.site import Hook, installed
 from compile_cache.regions.slots import all_parts, swapped, tensor_slots
 
@@ -111,7 +111,7 @@ def test_each_weight_is_one_input_parameters_first_and_a_tied_one_is_given_every
     assert [name for _, name in slots] == ["weight", "bias", "bias", "scale"]
     before = {name: id(own[name]) for part in module.modules() for own, name in tensor_slots(part)}
     given = [torch.full_like(weight, 2.0) for weight in weight_inputs(slots)]
-    with given_as_inputs(module, ("left_out",), given):
+    with weights_from_inputs(module, ("left_out",), given):
         assert module.second.weight is module.first.weight is given[0]
         assert torch.equal(module(torch.ones(2)), torch.tensor([52.0, 52.0]))
     assert {name: id(own[name]) for part in module.modules() for own, name in tensor_slots(part)} == before
@@ -119,7 +119,7 @@ def test_each_weight_is_one_input_parameters_first_and_a_tied_one_is_given_every
 
 def test_every_weight_needs_an_input() -> None:
     module = Tied()
-    with pytest.raises(ValueError, match="shorter"), given_as_inputs(module, (), [torch.ones(2, 2)]):
+    with pytest.raises(ValueError, match="shorter"), weights_from_inputs(module, (), [torch.ones(2, 2)]):
         raise AssertionError("the body ran")
     assert module.first.weight is module.second.weight
 

@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[Path], Path | None
         monkeypatch.setattr(subprocess, "call", lambda command: runs.append(command) or 3)
         monkeypatch.setattr("sys.argv", ["scripts/bundle", "export", "a file"])
         try:
-            interpreter.start_anew_with(MISSING, comfyui)
+            interpreter.rerun_with(MISSING, comfyui)
         except SystemExit as end:
             assert end.code == 3
             return runs[0]
@@ -67,7 +67,7 @@ def test_the_folder_that_was_named_comes_before_the_one_it_is_installed_in(
 
 
 def test_a_python_that_has_the_module_is_kept(started: Callable[..., object]) -> None:
-    interpreter.start_anew_with("json", None)
+    interpreter.rerun_with("json", None)
 
 
 def test_comfyui_is_where_it_is_installed_or_in_the_clone(

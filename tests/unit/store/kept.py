@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures.attempts import CaptureAttempts
+from compile_cache.captures.capture_policy import CapturePolicy
 from compile_cache.captures.captures import Captures, capture_key
 from compile_cache.config import CacheConfig
 from compile_cache.errors import NoGainError
@@ -76,8 +76,8 @@ def refuse_a_capture(folder: Path, number: int) -> None:
 
 
 def refused_captures(folder: Path) -> set[int]:
-    attempts = CaptureAttempts(Captures(0), Stats(), CacheConfig(store_folder=folder))
-    return {each for each in NUMBERS if attempts.gains_nothing(capture_key(FakeProgram(), Module().call(each)))}
+    capture_policy = CapturePolicy(Captures(0), Stats(), CacheConfig(store_folder=folder))
+    return {each for each in NUMBERS if capture_policy.gains_nothing(capture_key(FakeProgram(), Module().call(each)))}
 
 
 Write = Callable[[Path, int], object]

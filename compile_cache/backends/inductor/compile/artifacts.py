@@ -34,7 +34,7 @@ from ....torch_facts.private_names import (
 from . import operators
 from .compiled_region import CompiledRegion, KernelByAddress, launch_by_address
 from .lowering import code_of
-from .private_cache import IN_THIS_PROCESS, one_at_a_time, place, place_binaries, private_cache, remove_other_source
+from .private_cache import IN_THIS_PROCESS, inductor_lock, place, place_binaries, private_cache, remove_other_source
 from .shape_guards import ConfirmedSizes, ShapeGuards
 
 _GRAPH = "graph.pickle"
@@ -144,7 +144,7 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 
 def _load(stored: bytes, libraries: Mapping[str, bytes]) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     operators.register()
-    with one_at_a_time, private_cache(), inductor_config.patch(IN_THIS_PROCESS):
+    with inductor_lock, private_cache(), inductor_config.patch(IN_THIS_PROCESS):
         for name, content in libraries.items():
             _place(PurePosixPath(name.removeprefix(_LIBRARIES)), content)
         graph: CompiledFxGraph = pickle.loads(stored)

@@ -54,14 +54,14 @@ class CompiledRegion:
         return [index - first for index in self.graph.mutated_input_idxs] if self.graph is not None else []
 
     def __call__(
-        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], gone: Sequence[int] = ()
+        self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], donated: Sequence[int] = ()
     ) -> Any:
         """Run on all weights of the block, in the order of `weight_inputs`, and its inputs in `region_format`.
 
-        gone: indices of donated inputs, freed after their last use. If any, `tensors` must be a list; it is emptied.
+        donated: indices of donated inputs, freed after their last use. If any, `tensors` must be a list; it is emptied.
         """
         inputs = [*[weights[index] for index in self.used_weights], *tensors]
-        if gone:
+        if donated:
             assert isinstance(tensors, list)
             tensors.clear()
         flat = self.code(inputs)

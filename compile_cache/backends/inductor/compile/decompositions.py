@@ -20,9 +20,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         **known,
         group_norm.OPERATOR: group_norm.by_format(known[group_norm.OPERATOR]),
-        frames.CAT: frames.cat_by(known.get(frames.CAT, _as_it_is)),
-        frames.PAD: frames.pad_by(known.get(frames.PAD, _as_it_is)),
-        POWER: _power_by(known.get(POWER, _as_it_is)),
+        frames.CAT: frames.cat_by(known.get(frames.CAT, _no_decomposition)),
+        frames.PAD: frames.pad_by(known.get(frames.PAD, _no_decomposition)),
+        POWER: _power_by(known.get(POWER, _no_decomposition)),
         gelu.OPERATOR: gelu.by_approximation(known.get(gelu.OPERATOR, gelu.OPERATOR)),
         **of_kitchen(),
     }
@@ -41,7 +41,7 @@ def _power_by(known: Callable[..., Any]) -> Callable[..., Any]:
     return power
 
 
-def _as_it_is(*given: Any, **named: Any) -> Any:
+def _no_decomposition(*given: Any, **named: Any) -> Any:
     """The fallback for an operator that inductor's table lacks: no decomposition."""
     return NotImplemented
 

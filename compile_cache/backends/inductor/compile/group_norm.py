@@ -57,13 +57,13 @@ def over_channels(
     shift = -mean * scale
     if bias is not None:
         shift = shift + bias.view(groups, own)
-    scale, shift = _computed_once(scale), _computed_once(shift)
+    scale, shift = _materialized(scale), _materialized(shift)
     normal = pixels * scale.view(batch, 1, channels) + shift.view(batch, 1, channels)
     result = normal.to(x.dtype).reshape(batch, *sizes, channels).movedim(-1, 1)
     return result, mean[..., 0].to(x.dtype), deviation[..., 0].to(x.dtype)
 
 
-def _computed_once(numbers: torch.Tensor) -> torch.Tensor:
+def _materialized(numbers: torch.Tensor) -> torch.Tensor:
     """The same numbers, materialized in memory. Otherwise inductor recomputes them for each pixel, in a kernel with so
     many reads that it writes an fp32 result by channels, which another kernel then converts to channels-last.
     """

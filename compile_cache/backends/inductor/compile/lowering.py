@@ -31,10 +31,10 @@ from .compiled_region import CompiledRegion, FlatCode, launch_by_address
 from .decompositions import decompositions
 from .environment import own_settings
 from .frames import convolutions_channels_last
-from .private_cache import IN_THIS_PROCESS, header_settings, one_at_a_time, private_cache
+from .private_cache import IN_THIS_PROCESS, header_settings, inductor_lock, private_cache
 from .shape_guards import ShapeGuards
 from .tracing import Trace, size_one_is_general
-from .whole_rows import held_at_once
+from .whole_rows import persistent_reductions
 
 _IS_WINDOWS = sys.platform == "win32"
 
@@ -47,7 +47,7 @@ def compile_trace(trace: Trace, keep: bool = False) -> CompiledRegion:
     keep: True if the result will be stored; then it contains the shared libraries that it loads on the CPU. Raises
     inductor's errors. Only one compile or load runs at a time.
     """
-    with one_at_a_time:
+    with inductor_lock:
         return _compile(trace, keep)
 
 
@@ -70,7 +70,7 @@ def _compile(trace: Trace, keep: bool) -> CompiledRegion:
         torch.no_grad(),
         size_one_is_general(trace.oblivious),
         own_settings(),
-        held_at_once(),
+        persistent_reductions(),
         inductor_config.patch({**_options(device, trace), **header_settings(), **IN_THIS_PROCESS}),
         # AOTAutograd's cache saves no time for a graph without gradients or mutations, and would store this one.
         functorch_config.patch(enable_autograd_cache=False),

@@ -17,7 +17,7 @@ from ....torch_facts.private_names import fast_fake_results
 _GROUP, _LAYER = torch.ops.aten.native_group_norm.default, torch.ops.aten.native_layer_norm.default
 
 
-def by_shape() -> AbstractContextManager[None]:
+def fast_fake_norms() -> AbstractContextManager[None]:
     """In this block, fake tensors get these results from their shapes alone. No effect if this torch has no table."""
     if fast_fake_results is None:
         return nullcontext()

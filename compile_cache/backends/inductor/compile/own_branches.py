@@ -25,11 +25,11 @@ class AskedShapeEnv(ShapeEnv):  # type: ignore[misc]
 
 
 class InOperators(TorchFunctionMode):
-    """Tells the ShapeEnv whether an operator or the block's own code runs. Calls `between` before each operator."""
+    """Tells the ShapeEnv whether an operator or the block's own code runs. Calls `yield_point` before each operator."""
 
-    def __init__(self, shape_env: AskedShapeEnv, between: Callable[[], None] | None) -> None:
+    def __init__(self, shape_env: AskedShapeEnv, yield_point: Callable[[], None] | None) -> None:
         super().__init__()
-        self._shape_env, self._between = shape_env, between
+        self._shape_env, self._yield_point = shape_env, yield_point
 
     def __enter__(self) -> Any:
         self._shape_env.in_operator = False
@@ -42,8 +42,8 @@ class InOperators(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if self._between is not None:
-            self._between()
+        if self._yield_point is not None:
+            self._yield_point()
         self._shape_env.in_operator = True
         try:
             return function(*args, **(kwargs or {}))

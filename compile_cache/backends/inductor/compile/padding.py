@@ -35,7 +35,7 @@ class _Padded(tuple[Any, ...]):
 
 
 @contextmanager
-def always() -> Iterator[None]:
+def force_padding() -> Iterator[None]:
     """In this block, comfy-kitchen always pads inputs with symbolic sizes and slices the results, without a check."""
     modules = [found for name in _MODULES if (found := sys.modules.get(f"{NAMESPACE}.tensor.{name}")) is not None]
     kinds = [

@@ -39,7 +39,7 @@ IN_THIS_PROCESS = {"compile_threads": 1}
 
 
 # Held during a compile and a load, because modules that torch loads meanwhile count as that code's modules.
-one_at_a_time = threading.RLock()
+inductor_lock = threading.RLock()
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ class ShapeGuards:
             failed.append(str(expression))
         return (Verdict.UNPROVEN if failed else Verdict.HOLDS), ", ".join(failed)
 
-    def vouched(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def covered_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The part of the UNPROVEN `sizes` for which a comparison vouches: it holds for all sizes that include these.
 
         A failed guard means a branch that was not traced. In a block's own code the branch may do anything, so there a
@@ -68,7 +68,7 @@ class ShapeGuards:
 
 class ConfirmedSizes:
     """The latest sizes at which guards failed, but a comparison showed the code to be correct
-    (`ShapeGuards.vouched`).
+    (`ShapeGuards.covered_sizes`).
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from ....regions.region_weights import given_as_inputs, weight_inputs, weight_layouts, weight_slots
+from ....regions.region_weights import weight_inputs, weight_layouts, weight_slots, weights_from_inputs
 from ....regions.site import Dims, RegionFunction
 from ....torch_facts.private_names import (
     ConstantSource,
@@ -131,7 +131,7 @@ def trace(
     oblivious: bool = True,
     without: Sequence[str] = (),
     attends: bool = True,
-    between: Callable[[], None] | None = None,
+    yield_point: Callable[[], None] | None = None,
 ) -> Trace:
     """Trace `function(module, *inputs)` with the named `dims` as symbols and every input in its `region_format`.
 
@@ -141,7 +141,7 @@ def trace(
     oblivious: see `size_one_is_general`.
     without: children of `module` that `function` does not run.
     attends: see `RegionSite`.
-    between: called before each torch function that the block calls. It may wait, so that a trace yields to calls.
+    yield_point: called before each torch function that the block calls. It may wait, so that a trace yields to calls.
 
     Raises ValueError if the function writes into an input (`checks.refuse_writes_to_inputs`) or computes attention
     despite `attends=False`; the traced code's own errors; and torch's errors (GuardOnDataDependentSymNode, for example)
@@ -162,8 +162,8 @@ def trace(
     has_maps = any(_is_map(names) for names in dims)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        given = given_as_inputs(module, without, tensors[: len(weights)])
-        with given, nearest.ByIndex(), InOperators(shape_env, between):
+        given = weights_from_inputs(module, without, tensors[: len(weights)])
+        with given, nearest.ByIndex(), InOperators(shape_env, yield_point):
             leaves, spec = pytree.tree_flatten(function(module, *tensors[len(weights) :]))
         output_specs.append(spec)
         return [_as_map(leaf) for leaf in leaves] if has_maps else list(leaves)
@@ -176,8 +176,8 @@ def trace(
         torch.no_grad(),
         size_one_is_general(oblivious),
         kitchen.opaque(),
-        padding.always(),
-        norms.by_shape(),
+        padding.force_padding(),
+        norms.fast_fake_norms(),
     ):
         traced = one_thread.graph_of(flat, fakes)
     checks.refuse_writes_to_inputs(traced.graph)

@@ -15,7 +15,7 @@ from ....torch_facts.private_names import InductorChoices, inductor_graphs
 _MOST = 4096  # elements of a row: more need too many registers
 
 
-def held_at_once() -> AbstractContextManager[Any]:
+def persistent_reductions() -> AbstractContextManager[Any]:
     """In this block and thread, inductor generates persistent reductions for rows of up to 4096 elements."""
     if InductorChoices is None or inductor_graphs is None:
         return nullcontext()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ....torch_facts.private_names import giving_way
+from ....torch_facts.private_names import yielding_gil
 from ..compile.tracing import import_all
 from .compile_queue import CompileQueue
 
@@ -27,8 +27,8 @@ class BackgroundCompiler:
         self._idle_since = 0.0
         atexit.register(self.end)
 
-    def coming(self, more: int) -> tuple[int, float | None]:
-        """See `Backend.coming`. Any thread may call it."""
+    def compile_eta(self, more: int) -> tuple[int, float | None]:
+        """See `Backend.compile_eta`. Any thread may call it."""
         queue = self.queue
         with queue.lock:
             waiting = [task.call.region.label for task in queue.waiting.values()] + [""] * more
@@ -43,7 +43,7 @@ class BackgroundCompiler:
 
     def _live(self) -> None:
         has_worked, has_imported = False, False
-        with giving_way():  # yield to the calls of other threads
+        with yielding_gil():  # yield to the calls of other threads
             while not self._ending.wait(0 if has_worked else _LOOK_SECONDS):
                 host = self.queue.stats.host
                 if not has_imported:
@@ -53,7 +53,7 @@ class BackgroundCompiler:
                     if host.prompt_runs():
                         self._idle_since = self._clock()
                     is_idle = self._clock() - self._idle_since >= _IDLE_SECONDS
-                    has_worked = self.queue.work.do_one(here=is_idle, between=host.rest)
+                    has_worked = self.queue.work.step(compile_local=is_idle, yield_point=host.rest)
                 with self.queue.lock:
                     if not self.queue.left:
                         self._thread = None
@@ -65,4 +65,4 @@ class BackgroundCompiler:
         thread = self._thread
         if thread is not None:
             thread.join(_END_SECONDS)
-        self.queue.lease.let_go(at_once=True)
+        self.queue.lease.release(at_once=True)

@@ -47,13 +47,13 @@ class CompileQueue(TaskList, DeferredCompiler):
         wanted, left = frozenset(keys), -1
         self.try_again(wanted)
         few = self.lease.plan(self._config.workers) < 2  # a single worker only adds its start-up time
-        with self.stats.stalling(), self.stats.host.released():
+        with self.stats.stalling(), self.stats.host.claims_suspended():
             while count := self._count(wanted):
                 progress.raise_if_cancelled()
                 if count != left:
                     left = count
                     announce()
-                if not self.work.do_one(here=True, alone=few or self.lease.are_paused):
+                if not self.work.step(compile_local=True, compile_all=few or self.lease.are_paused):
                     with self.lock:
                         results = [result for result, _ in self.jobs.values()]
                     wait(results, _POLL_SECONDS, FIRST_COMPLETED) if results else time.sleep(_POLL_SECONDS)

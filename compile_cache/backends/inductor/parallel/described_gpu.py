@@ -22,15 +22,15 @@ from ....torch_facts.private_names import (
     ConvBackend,
     CudaInterface,
     FakeTensorMode,
+    Feature,
     GPUTarget,
-    Loss,
     UniformValueConstantFolder,
     fake_tensor,
     inductor_config,
-    lost,
     torch_c,
     triton_driver,
     triton_helpers,
+    why_unavailable,
 )
 
 logger = logging.getLogger(__name__)
@@ -53,12 +53,14 @@ def describe(device: torch.device) -> Description:
 
 def why_not(device: torch.device) -> str:
     """Why workers cannot compile for the device, as a sentence without its full stop; empty if they can."""
-    if missing := lost(Loss.WORKERS, Loss.KEEPING):
+    if missing := why_unavailable(Feature.WORKERS, Feature.KEEPING):
         return missing
     if device.type == "cpu":
         return ""
     timed = [name for name in _TIMED if getattr(inductor_config, name, False)]
-    return _say(f"inductor times kernels while it compiles ({timed[0]})" if timed else lost(Loss.GPU_WORKERS))
+    return _say(
+        f"inductor times kernels while it compiles ({timed[0]})" if timed else why_unavailable(Feature.GPU_WORKERS)
+    )
 
 
 @functools.cache
@@ -68,7 +70,7 @@ def _say(why: str) -> str:
     return why
 
 
-def asks_for_gpu(error: BaseException) -> bool:
+def needs_real_gpu(error: BaseException) -> bool:
     """True if a compile failed because it needed the real GPU, not only its description."""
     return _DRIVER.search(str(error)) is not None
 
@@ -76,7 +78,7 @@ def asks_for_gpu(error: BaseException) -> bool:
 _taken: Description | None = None
 
 
-def stand_in(description: Description) -> None:
+def install_fake_gpu(description: Description) -> None:
     """Make torch, inductor and Triton see the described GPU in this process, for good. A repeated call with the same
     description does nothing. Raises any error of this torch's internals.
     """
@@ -145,11 +147,11 @@ def _compute_constants_on_cpu() -> None:
 def _note_registers(kernel: Any) -> None:
     """Replaces the loading of binaries. Inductor reads the registers: it tries smaller blocks for a large reduction."""
     for result in kernel.compile_results:
-        result.kernel.n_regs, _ = of_each_thread(result.kernel)
+        result.kernel.n_regs, _ = registers_and_stack(result.kernel)
     kernel.launchers = []
 
 
-def of_each_thread(kernel: Any) -> tuple[int, int]:
+def registers_and_stack(kernel: Any) -> tuple[int, int]:
     """Registers per thread, and bytes of stack for spilled values. kernel: Triton's, or inductor's static one."""
     path = Path(getattr(kernel, "cubin_path", None) or "")  # a static kernel has only the path of its binary
     if path.suffix == ".cubin" or "cubin" in getattr(kernel, "asm", ()):

@@ -153,7 +153,7 @@ def work(message: dict[str, Any]) -> tuple[dict[str, Any] | str, float]:
             started = time.perf_counter()
         made: dict[str, Any] | str = vars(_run(job))
     except Exception as error:  # noqa: BLE001 (the main process logs it, and compiles the region itself)
-        kind = NeedsGpuError if described_gpu.asks_for_gpu(error) else type(error)
+        kind = NeedsGpuError if described_gpu.needs_real_gpu(error) else type(error)
         made = f"{kind.__name__}: {first_line(error)}"
     return made, time.perf_counter() - started
 
@@ -178,7 +178,7 @@ def _apply(
     """
     try:
         if card is not None:
-            described_gpu.stand_in(card)
+            described_gpu.install_fake_gpu(card)
         apply_flags(flags)
     except Exception as error:  # torch's internals raise any class
         raise OtherEnvironmentError(first_line(error)) from error

@@ -23,7 +23,7 @@ class CompileTask:
     settings: `settings_for` at the call. weights: the block's number of weights. strategy: index of the next strategy.
     was_killed: a worker ended while it compiled the region. is_foreseen: no call has reached the region yet. calls:
     later calls that reached it. is_decoder: part of a VAE, which runs once, not in each step. lock: keeps other
-    processes from compiling the region. look_at: earliest start. found_no_memory: the last try ran out of memory.
+    processes from compiling the region. not_before: earliest start. found_no_memory: the last try ran out of memory.
     """
 
     call: RegionCall
@@ -35,7 +35,7 @@ class CompileTask:
     calls: int = 0
     is_decoder: bool = False
     lock: Any = None
-    look_at: float = 0.0
+    not_before: float = 0.0
     found_no_memory: bool = False
 
     @property

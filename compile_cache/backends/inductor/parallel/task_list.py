@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ....attribute_policy import ModuleAttributePolicy
-from ....coming import CompileEta
+from ....compile_eta import CompileEta
 from ....config import CacheConfig
 from ....errors import BypassReason, first_line
 from ....regions.skeleton import skeleton_of
@@ -91,7 +91,7 @@ class TaskList:
         """Retry these regions now, without the delay for memory or for another process's compile."""
         with self.lock:
             for task in [self.waiting[key] for key in keys if key in self.waiting]:
-                task.look_at, task.found_no_memory = 0.0, False
+                task.not_before, task.found_no_memory = 0.0, False
 
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None, is_foreseen: bool = False) -> None:
         """See `DeferredCompiler`."""
@@ -144,7 +144,7 @@ class TaskList:
 
 def _without_model(call: RegionCall, policy: ModuleAttributePolicy) -> RegionCall:
     """A copy of the call that keeps no reference to the model: a block without weights, and placeholder inputs."""
-    site = replace(call.site, module=skeleton_of(call.site.module, policy), others=None)
+    site = replace(call.site, module=skeleton_of(call.site.module, policy), foreseen=None)
     kept = replace(call, site=site, weights=(), tensors=list(map(_placeholder, call.tensors)))
     return replace(kept, announce=nothing)
 

@@ -66,10 +66,10 @@ def main() -> None:
 
         if _CAN_FORK:
             job.before_fork()
-    one_at_a_time = threading.Lock()
+    reply_lock = threading.Lock()
 
     def reply(*message: Any) -> None:
-        with one_at_a_time:
+        with reply_lock:
             send(replies, message)
 
     jobs: Jobs = queue.SimpleQueue()

@@ -46,7 +46,7 @@ class WorkerLease:
         """True if workers are leased for the device, or can be leased now."""
         return self.device in (None, device) and not self.are_paused
 
-    def hold(self, device: torch.device, most: int) -> None:
+    def acquire(self, device: torch.device, most: int) -> None:
         """Lease workers for `most` regions, unless some are leased, and start them. Raises OSError."""
         if self.device is None:
             self.count = max(min(self.count, max(most, _LEAST)), 1)  # calls may queue more regions soon
@@ -56,7 +56,7 @@ class WorkerLease:
     def submit(self, job: Job) -> Compiled:
         return self._pool.submit(job)
 
-    def let_go(self, at_once: bool = False) -> None:
+    def release(self, at_once: bool = False) -> None:
         """Release the workers: they end after their idle timeout, or at once."""
         self._held.close()
         if at_once:
@@ -65,5 +65,5 @@ class WorkerLease:
 
     def pause(self) -> None:
         """Memory is short: release the workers, and lease none for a while."""
-        self.let_go()
+        self.release()
         self._paused_until = self._clock() + _PAUSE_SECONDS

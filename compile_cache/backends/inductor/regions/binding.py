@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from ....attention.chooser import of_the_blocks
+from ....attention.chooser import eager_attention
 from ....config import CacheConfig
-from ....errors import BypassCode, BypassReason, InputsGoneError
+from ....errors import BypassCode, BypassReason, DonatedInputsError
 from ....foreign.attributes import marks_in
 from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
 from ....regions.gguf_loras import LoraInputs
 from ....regions.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
-from ....regions.site import Hook, Input, Lend, Progress, RegionSite, SilentProgress, taken
+from ....regions.site import Hook, Input, Lend, Progress, RegionSite, SilentProgress, take_donated
 from ....regions.slots import Slot
 from ....regions.structure import Memo, parts, structure_digest, unknown_setting
 from ....stats import Stats
@@ -25,7 +25,7 @@ from ....torch_facts.flags import autocast_state
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.tracing import in_region_format
-from .miss_path import MOST_COMPARED, Lacks, Missing, MissPath
+from .miss_path import MOST_COMPARED, MissingCodes, MissPath, MissPolicy
 from .region import AUTOCAST, WRITES_TO_COPY, DeferredCompiler, Region, region_key
 from .table import RegionTable
 
@@ -123,13 +123,13 @@ class RegionBinding:
         self,
         progress: Progress,
         torch_flags: tuple[Component, ...],
-        missing: Missing,
-        kept: Lacks | None = None,
+        miss_policy: MissPolicy,
+        kept: MissingCodes | None = None,
         most: int = MOST_COMPARED,
     ) -> None:
         """A call of the module begins. torch_flags: torch's flags during it. Other arguments: see `MissPath.begin`."""
         self._progress, self._torch_flags = progress, torch_flags
-        self.misses.begin(progress, missing, kept or {}, most)
+        self.misses.begin(progress, miss_policy, kept or {}, most)
         self.was_reached = False
 
     @property
@@ -161,22 +161,22 @@ class RegionBinding:
     def run(self, site: RegionSite, *given: Input, lend: Lend | None = None) -> Any:
         """Compute `site.function(site.module, *tensors)`, with compiled code if available. lend: see `LendingRunner`.
 
-        Raises the original's errors, cancellations, and InputsGoneError if code failed after consuming its inputs.
+        Raises the original's errors, cancellations, and DonatedInputsError if code failed after consuming its inputs.
         """
         self._progress.begin_block()
         self.was_reached = True
-        gone = [number for number, each in enumerate(given) if isinstance(each, list)]
-        tensors = taken(given)
+        donated = [number for number, each in enumerate(given) if isinstance(each, list)]
+        tensors = take_donated(given)
         if lend is None:
-            return self._run(site, tensors, gone)
+            return self._run(site, tensors, donated)
         if refused := self._bound(site).refused:
             return self._run_original(site, tensors, refused)
-        if self.misses.waits(site, tuple(tuple(tensor.shape) for tensor in tensors)):
+        if self.misses.still_missing(site, tuple(tuple(tensor.shape) for tensor in tensors)):
             return self._run_original(site, tensors, None)
         with lend():
-            return self._run(site, tensors, gone)
+            return self._run(site, tensors, donated)
 
-    def _run(self, site: RegionSite, tensors: list[torch.Tensor], gone: Sequence[int]) -> Any:
+    def _run(self, site: RegionSite, tensors: list[torch.Tensor], donated: Sequence[int]) -> Any:
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
         site, tensors, refused = bound.loras.added_to(tensors)
@@ -193,17 +193,17 @@ class RegionBinding:
         if not isinstance(found, CompiledRegion):
             return self._run_original(site, tensors, found)
         device = inputs[0].device
-        if gone:  # drop the caller's references, so that the region frees these inputs after their last use
+        if donated:  # drop the caller's references, so that the region frees these inputs after their last use
             tensors = inputs
         try:
-            result = found(weights, inputs, gone)
+            result = found(weights, inputs, donated)
         except Exception as error:
             capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             if capturing or is_out_of_memory(error) or isinstance(error, self._progress.cancellations):
                 raise
             refused = self._table.refuse(region, shapes, error)
-            if gone:
-                raise InputsGoneError(refused.detail) from error
+            if donated:
+                raise DonatedInputsError(refused.detail) from error
             return self._run_original(site, tensors, refused)
         self._stats.counters.region_calls += 1
         return result
@@ -214,7 +214,7 @@ class RegionBinding:
 
     def _run_original(self, site: RegionSite, tensors: Sequence[torch.Tensor], reason: BypassReason | None) -> Any:
         """Run the original, and report a bypass. reason: None if the region's code is still being compiled."""
-        with of_the_blocks():
+        with eager_attention():
             result = site.function(site.module, *tensors)
         if reason is not None:  # after the call: an original that raises fails the prompt as without Resolute
             self._bypass(reason)

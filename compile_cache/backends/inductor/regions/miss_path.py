@@ -22,17 +22,17 @@ from .table import RegionTable, why_failed
 MOST_COMPARED, MOST_AT_ONCE = 4, 10
 
 
-class Missing(Enum):
+class MissPolicy(Enum):
     """How a call handles a region without code."""
 
-    LEAVE = "leave"  # queue it and run the original; compare only a few regions whose code is new
-    LEAVE_ALL = "leave all"  # the same, but compare all; the call is repeated once all are compiled
+    DEFER = "defer"  # queue it and run the original; compare only a few regions whose code is new
+    DEFER_ALL = "defer all"  # the same, but compare all; the call is repeated once all are compiled
     COMPILE = "compile"  # wait until it is compiled
     REPEAT = "repeat"  # run exactly the code of the previous call, because this call is captured
 
 
 @dataclass(frozen=True, eq=False)
-class Lack:
+class MissingCode:
     """A region that ran its original because its code is not ready at these shapes. static: see `static_sizes`."""
 
     region: Region
@@ -45,19 +45,19 @@ class Lack:
         return self.shapes in self.region.by_shapes or self.static in self.region.failures
 
     @property
-    def has_come(self) -> bool:
+    def has_code(self) -> bool:
         """True if there is code that a call can compare at these shapes."""
         return any(compiled.static == self.static for compiled in list(self.region.compiled))
 
 
-Lacks = dict[tuple[str, Shapes], Lack]
+MissingCodes = dict[tuple[str, Shapes], MissingCode]
 # (site, inputs) -> (the region or why there is none, the site's weights)
 RegionOf = Callable[[RegionSite, Sequence[torch.Tensor]], tuple[Region | BypassReason, Sequence[torch.Tensor]]]
 
 
 class MissPath:
     """The miss path of one module. kept: regions whose original the current call must run, even if they have code now.
-    lacks: regions whose original it ran.
+    missing: regions whose original it ran.
     """
 
     def __init__(
@@ -73,41 +73,42 @@ class MissPath:
         self._table, self._queue, self._store_for, self._region_of = table, queue, store_for, region_of
         self._announce, self._stats, self._verify = announce, stats, verify
         self._progress: Progress = SilentProgress()
-        self._missing = Missing.LEAVE
-        self.kept: Lacks = {}
-        self.lacks: Lacks = {}
-        self._at_sites: dict[tuple[RegionSite, Shapes], tuple[tuple[str, Shapes], Lack]] = {}  # also of earlier calls
+        self._miss_policy = MissPolicy.DEFER
+        self.kept: MissingCodes = {}
+        self.missing: MissingCodes = {}
+        # Also of earlier calls.
+        self._at_sites: dict[tuple[RegionSite, Shapes], tuple[tuple[str, Shapes], MissingCode]] = {}
         self._to_compare = 0  # regions that the current call may still compare
         # Cached per call: looking up a store reads all settings of the environment, which takes milliseconds.
         self._stores: dict[torch.device, ArtifactStore | None] = {}
         self._failed: dict[tuple[str, Shapes], BypassReason] = {}
 
-    def begin(self, progress: Progress, missing: Missing, kept: Lacks, most: int) -> None:
-        """A call of the module begins. most: the regions that it may compare under Missing.LEAVE."""
-        self._progress, self._missing, self.kept, self.lacks = progress, missing, kept, {}
-        self._to_compare = most if missing is Missing.LEAVE else sys.maxsize
+    def begin(self, progress: Progress, miss_policy: MissPolicy, kept: MissingCodes, most: int) -> None:
+        """A call of the module begins. most: the regions that it may compare under MissPolicy.DEFER."""
+        self._progress, self._miss_policy, self.kept, self.missing = progress, miss_policy, kept, {}
+        self._to_compare = most if miss_policy is MissPolicy.DEFER else sys.maxsize
         self._stores.clear()
         self._failed.clear()
 
     def repeat(self) -> None:
         """The same call runs again for a capture: compare, load and compile nothing."""
-        self._missing = Missing.REPEAT
+        self._miss_policy = MissPolicy.REPEAT
 
     def forget_sites(self) -> None:
         """Forget the sites of earlier calls, because the module changed."""
         self._at_sites.clear()
 
-    def waits(self, site: RegionSite, shapes: Shapes) -> bool:
+    def still_missing(self, site: RegionSite, shapes: Shapes) -> bool:
         """True if the site's code was missing in an earlier call and still is: run the original without its weights."""
-        key, lack = self._at_sites.get((site, shapes), (None, None))
-        if key is None or lack is None or not self._leaves(lack.region):
+        key, missing_code = self._at_sites.get((site, shapes), (None, None))
+        if key is None or missing_code is None or not self._defers(missing_code.region):
             return False
-        self.lacks[key] = lack
+        self.missing[key] = missing_code
         return True
 
-    def _leaves(self, region: Region) -> bool:
+    def _defers(self, region: Region) -> bool:
         """True if the call runs the original: the region is being compiled, or the call has compared enough."""
-        if self._missing not in (Missing.LEAVE, Missing.LEAVE_ALL):
+        if self._miss_policy not in (MissPolicy.DEFER, MissPolicy.DEFER_ALL):
             return False
         return self._queue.awaits(region) or (bool(region.unverified) and self._to_compare <= 0)
 
@@ -123,31 +124,31 @@ class MissPath:
         key = region.key, shapes
         if (failed := self._failed.get(key)) is not None:
             return failed
-        if self._missing is Missing.REPEAT:
+        if self._miss_policy is MissPolicy.REPEAT:
             return self._repeated(region, key)
         if self.kept and key not in self.kept and (known := region.by_shapes.get(shapes)) is not None:
             return known
-        leaves = self._missing is not Missing.COMPILE
-        lack = Lack(region, shapes, static_sizes(site.dims, shapes))
-        if self._leaves(region):
-            return self._lacking(key, lack, site, inputs)
+        defers = self._miss_policy is not MissPolicy.COMPILE
+        missing_code = MissingCode(region, shapes, static_sizes(site.dims, shapes))
+        if self._defers(region):
+            return self._record_missing(key, missing_code, site, inputs)
         call = self._call(region, site, weights, inputs)
         try:
-            found = self._found(call) if leaves else self._compiled(call)
+            found = self._found(call) if defers else self._compiled(call)
         except Exception as error:  # noqa: BLE001 (`why_failed` re-raises cancellations)
             found = why_failed(call, error)
             if isinstance(error, NotComparedError):  # a capture of this call is dropped when the next run begins
-                self.lacks[key] = lack
+                self.missing[key] = missing_code
         if isinstance(found, BypassReason) and shapes not in region.by_shapes:
             self._failed[key] = found
-        return self._lacking(key, lack, site, inputs) if found is None or key in self.kept else found
+        return self._record_missing(key, missing_code, site, inputs) if found is None or key in self.kept else found
 
-    def _lacking(
-        self, key: tuple[str, Shapes], lack: Lack, site: RegionSite, inputs: Sequence[torch.Tensor]
+    def _record_missing(
+        self, key: tuple[str, Shapes], missing_code: MissingCode, site: RegionSite, inputs: Sequence[torch.Tensor]
     ) -> CompiledRegion | BypassReason | None:
         """Record that the call runs the original, and queue the other regions of the block. Returns None."""
-        self.lacks[key] = lack
-        self._at_sites[site, lack.shapes] = key, lack
+        self.missing[key] = missing_code
+        self._at_sites[site, missing_code.shapes] = key, missing_code
         self._foresee(site, inputs[0])
         return None
 
@@ -176,7 +177,7 @@ class MissPath:
 
     def _repeated(self, region: Region, key: tuple[str, Shapes]) -> CompiledRegion | BypassReason | None:
         """Return the code that the previous call ran. Raises CaptureError if that call did not reach the region."""
-        if key in self.lacks:
+        if key in self.missing:
             return None
         found = region.by_shapes.get(key[1])
         if found is None:
@@ -184,10 +185,10 @@ class MissPath:
         return found
 
     def _foresee(self, site: RegionSite, x: torch.Tensor) -> None:
-        """Queue the other regions that the block runs, see `RegionSite.others`."""
-        if site.others is None or self._missing is not Missing.LEAVE:
+        """Queue the other regions that the block runs, see `RegionSite.foreseen`."""
+        if site.foreseen is None or self._miss_policy is not MissPolicy.DEFER:
             return
-        for other, inputs in site.others(x):
+        for other, inputs in site.foreseen(x):
             region, weights = self._region_of(other, inputs)
             if isinstance(region, Region):
                 self._queue.note(self._call(region, other, weights, inputs), None, is_foreseen=True)

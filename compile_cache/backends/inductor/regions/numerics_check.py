@@ -14,7 +14,7 @@ import torch
 
 from ....errors import NotComparedError, excerpt
 from ....regions.gguf_loras import has_room
-from ....regions.region_weights import given_as_inputs, weight_inputs, weight_slots
+from ....regions.region_weights import weight_inputs, weight_slots, weights_from_inputs
 from ....regions.site import RegionSite
 from ....regions.skeleton import skeleton_of
 from ....torch_facts.flags import uses_tf32
@@ -74,7 +74,7 @@ def difference_from_original(
     return why
 
 
-def other_values(actual: Sequence[Any], expected: Sequence[Any], tensors: Sequence[torch.Tensor]) -> str:
+def value_difference(actual: Sequence[Any], expected: Sequence[Any], tensors: Sequence[torch.Tensor]) -> str:
     """Compare two results of the same operators on the inputs `tensors`. Returns the difference as text, or "".
 
     On a CPU compare bit for bit; on a GPU up to rounding, because it may choose another kernel for a tensor at another
@@ -121,7 +121,7 @@ def difference(
             target = torch.where(torch.isfinite(a) | torch.isfinite(b), result, b)  # both non-finite: must agree
         same = [each for each in tensors if each.shape == b.shape and each.device == b.device]
         for base in (torch.zeros((), device=b.device).expand(b.shape), *same) if b.numel() else ():
-            why = _beside(base, a, target, right, tolerance)
+            why = _compare_to_base(base, a, target, right, tolerance)
             if why == _FEW and any(torch.equal(b, each) and torch.equal(a, each) for each in same):
                 continue  # a mask that the block returns unchanged
             if why is not None:
@@ -134,7 +134,7 @@ def _as_real(results: Sequence[Any]) -> list[Any]:
     return [torch.view_as_real(each) if here else each for each, here in zip(results, is_complex, strict=True)]
 
 
-def _beside(
+def _compare_to_base(
     base: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor, right: Sequence[torch.Tensor], tolerance: float
 ) -> str | None:
     """Compare the differences to `base`. right: results that are as correct as `expected`.
@@ -219,7 +219,7 @@ def _precise(
     try:
         generator = torch.Generator(tensors[0].device).manual_seed(0)  # the sampler uses the global generator
         results, module = [], skeleton_of(site.module)
-        with torch.no_grad(), given_as_inputs(module, site.without, [given(each) for each in weights]):
+        with torch.no_grad(), weights_from_inputs(module, site.without, [given(each) for each in weights]):
             for step in (0.0, 4 * torch.finfo(torch.float32).eps):
                 inputs = [given(each) for each in tensors]
                 for each in inputs:

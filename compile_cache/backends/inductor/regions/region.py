@@ -18,7 +18,7 @@ from ....torch_facts.flags import without_attention
 from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.artifacts import measured, unpack
 from ..compile.compiled_region import CompiledRegion
-from ..compile.private_cache import one_at_a_time
+from ..compile.private_cache import inductor_lock
 from ..compile.shape_guards import Verdict
 from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, static_sizes, trace
 from .numerics_check import difference_from_original
@@ -101,7 +101,7 @@ class Region:
         self.by_shapes[shapes] = found
 
     def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
-        """Add new code. `may_run` compares it before its first use, and stores its artifact if the results agree."""
+        """Add new code. `validate` compares it before its first use, and stores its artifact if the results agree."""
         self.compiled.append(compiled)
         self.unverified[compiled] = _Unverified(artifact)
 
@@ -129,7 +129,7 @@ class Region:
         Loads nothing while this process compiles, because the caller would wait: the queue loads the region later.
         """
         loaded = 0
-        if not one_at_a_time.acquire(blocking=False):
+        if not inductor_lock.acquire(blocking=False):
             return loaded
         try:
             for artifact in store.load(self.key, frozenset(self.stored)):
@@ -154,7 +154,7 @@ class Region:
             logger.warning("Resolute: the store cannot be used, so a region is compiled: %s", first_line(error))
             logger.debug("Resolute: why", exc_info=True)
         finally:
-            one_at_a_time.release()
+            inductor_lock.release()
         return loaded
 
     def keep(self, store: ArtifactStore, make: Callable[[], Artifact]) -> bool:
@@ -237,17 +237,17 @@ def trace_of(
     call: RegionCall,
     hints: dict[str, int] | None = None,
     oblivious: bool = True,
-    between: Callable[[], None] | None = None,
+    yield_point: Callable[[], None] | None = None,
 ) -> Trace:
     """Trace the call's region. Arguments and errors as for `trace`; hints None: trace at general sizes."""
     site = call.site
     if hints is None:
         hints = general_hints(call.sizes, call.tensors[0].device)
-    about = (hints, oblivious, site.without, site.attends, between)
+    about = (hints, oblivious, site.without, site.attends, yield_point)
     return trace(site.function, site.module, call.tensors, site.dims, *about)
 
 
-def may_run(call: RegionCall, compiled: CompiledRegion) -> bool:
+def validate(call: RegionCall, compiled: CompiledRegion) -> bool:
     """Decide whether compiled code of the region may run at the call's sizes. If so, store new code; else drop it.
 
     Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
@@ -277,7 +277,7 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
     if verdict is Verdict.BROKEN:
         logger.info("Resolute: %s compiles again at %s, because its code needs %s", kind, sizes, failed)
         return False
-    if not verify and (verdict is Verdict.HOLDS or compiled.guards.vouched(sizes) in compiled.confirmed):
+    if not verify and (verdict is Verdict.HOLDS or compiled.guards.covered_sizes(sizes) in compiled.confirmed):
         return True
     call.stats.counters.verifications += 1
     difference = difference_from_original(compiled, call.site, call.weights, call.tensors, call.progress.cancellations)
@@ -285,5 +285,5 @@ def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
         logger.info("Resolute: the code of %s is wrong at %s (%s)", kind, sizes, difference)
         return False
     if verdict is not Verdict.HOLDS:
-        compiled.confirmed.add(compiled.guards.vouched(sizes))
+        compiled.confirmed.add(compiled.guards.covered_sizes(sizes))
     return True

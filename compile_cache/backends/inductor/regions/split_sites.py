@@ -18,7 +18,7 @@ import torch
 
 from ....errors import first_line
 from ....keys import Component, digest
-from ....regions.dependence import Part, StaysWholeError, split
+from ....regions.dependence import CannotSplitError, Part, split
 from ....regions.region_weights import weight_forms, weight_inputs, weight_slots
 from ....regions.site import Dims, RegionSite
 from ....regions.slots import tensor_slots
@@ -28,25 +28,25 @@ from ....torch_facts.out_of_memory import is_out_of_memory
 from ....torch_facts.private_names import pytree
 from ..compile.shape_guards import ShapeGuards, Verdict
 from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, in_region_format, static_sizes, trace
-from .numerics_check import other_values, run_original
+from .numerics_check import run_original, value_difference
 
 logger = logging.getLogger(__name__)
 
 _RunEach = Callable[[torch.nn.Module, Sequence[Sequence[torch.Tensor]]], list[Any]]
-_LEAST_SPARED = 0.1  # share of a block's weight bytes: Flux spares 0.2 and gains, Z-Image spares 0.02
+_LEAST_PROLOGUE_ONLY = 0.1  # share of a block's weight bytes: Flux spares 0.2 and gains, Z-Image spares 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class SplitSite:
     """prologue: `prologue(module, several)` returns a list of tensors for each entry of `several`, the values of the
     block's inputs `RegionSite.times` at one time.
-    reads: names of modules inside the block whose weights the prologue reads. spared: modules that only it reads.
-    rest: takes all inputs of the block, then the prologue's results; it returns the block's result.
+    reads: names of modules inside the block whose weights the prologue reads. prologue_only: modules that only it
+    reads. rest: takes all inputs of the block, then the prologue's results; it returns the block's result.
     """
 
     prologue: _RunEach
     reads: frozenset[str]
-    spared: frozenset[str]
+    prologue_only: frozenset[str]
     rest: RegionSite
 
 
@@ -111,7 +111,7 @@ def _try(site: RegionSite, tensors: Sequence[torch.Tensor], sizes: Mapping[str, 
     for oblivious in (True, False):
         try:
             return _split(site, tensors, hints, oblivious)
-        except StaysWholeError as error:
+        except CannotSplitError as error:
             why = str(error)
             break
         except Exception as error:
@@ -129,10 +129,12 @@ def _split(
     owners, weights = _owners(site.module, site.without), weight_inputs(weight_slots(site.module, site.without))
     cut = split(traced.graph.graph, len(traced.used_weights), site.times)
     needed, reads = ({owners[traced.used_weights[n]] for n in part.weights} for part in (cut.rest, cut.prologue))
-    spared = reads - needed - {""}
-    spared_bytes = sum(weight.nbytes for owner, weight in zip(owners, weights, strict=True) if owner in spared)
-    if not spared or spared_bytes < _LEAST_SPARED * sum(weight.nbytes for weight in weights):
-        raise StaysWholeError("too few of its weights serve the time alone")
+    prologue_only = reads - needed - {""}
+    prologue_only_bytes = sum(
+        weight.nbytes for owner, weight in zip(owners, weights, strict=True) if owner in prologue_only
+    )
+    if not prologue_only or prologue_only_bytes < _LEAST_PROLOGUE_ONLY * sum(weight.nbytes for weight in weights):
+        raise CannotSplitError("too few of its weights serve the time alone")
 
     def computing(part: Part, dims: Sequence[Dims], spec: pytree.TreeSpec) -> _RunEach:
         return _computing(part.graph, [traced.used_weights[n] for n in part.weights], site.without, dims, spec)
@@ -147,10 +149,10 @@ def _split(
         module=torch.nn.Module(),
         function=lambda module, *tensors: run_each(module, [tensors])[0],
         dims=dims,
-        without=(*site.without, *sorted(spared)),
+        without=(*site.without, *sorted(prologue_only)),
         structure=digest((site.structure, site.kind, cut.rest.graph.code)),
     )
-    found = SplitSite(prologue, frozenset(reads), frozenset(spared), rest)
+    found = SplitSite(prologue, frozenset(reads), frozenset(prologue_only), rest)
     return _SplitStructure(ShapeGuards(traced.guards, traced.symbols), found)
 
 
@@ -171,12 +173,12 @@ def _computing(
 
 
 def _owners(module: torch.nn.Module, without: Sequence[str]) -> list[str]:
-    """For each of `weight_inputs`, the name of its module in the block. Raises StaysWholeError if two share one."""
+    """For each of `weight_inputs`, the name of its module in the block. Raises CannotSplitError if two share one."""
     inside = parts(module, without)
     names = {id(own): name for name, part in inside for own, _ in tensor_slots(part)}
     slots = weight_slots(module, without)
     if len(slots) != sum(len(tensor_slots(part)) for _, part in inside):
-        raise StaysWholeError("two of its modules share a weight")
+        raise CannotSplitError("two of its modules share a weight")
     return [names[id(own)] for own, name in slots for _ in parts_of(own[name])]
 
 
@@ -206,6 +208,6 @@ def _serves(
             return False
         run_original(site, tensors)
         return False
-    if why := other_values(actual, expected, tensors):
+    if why := value_difference(actual, expected, tensors):
         logger.info("Resolute: the parts of %s give other values than the block: %s", site.kind, why)
     return not why

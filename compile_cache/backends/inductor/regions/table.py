@@ -13,7 +13,7 @@ from ....torch_facts.out_of_memory import is_out_of_memory
 from ..compile.compiled_region import CompiledRegion
 from ..compile.shape_guards import Verdict
 from ..compile.tracing import Shapes
-from .region import Region, RegionCall, may_run
+from .region import Region, RegionCall, validate
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
     same = [compiled for compiled in call.region.compiled if compiled.static == call.static]
     if len(same) > 1:  # try code whose guards hold first: other code must be compared
         same.sort(key=lambda compiled: compiled.guards.check(call.sizes)[0] is not Verdict.HOLDS)
-    return next((compiled for compiled in same if may_run(call, compiled)), None)
+    return next((compiled for compiled in same if validate(call, compiled)), None)
 
 
 def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:

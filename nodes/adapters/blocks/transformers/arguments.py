@@ -13,7 +13,7 @@ from .....compile_cache.foreign.content import described
 from .....compile_cache.regions.gguf_weights import without_class
 from .....compile_cache.regions.site import Dims
 from ..common import UnusableArgumentError
-from .catalogue import made_from
+from .catalogue import rebuild_spec
 
 # The structure of arguments as nested tuples. Arguments of equal layouts differ only in tensors and integers.
 Layout = tuple[Any, ...]
@@ -54,7 +54,7 @@ class Arguments:
         return [*self.tensors, *[empty.new_empty((number, 0)) for number in self.numbers]]
 
 
-def take_apart(given: Mapping[str, Any]) -> Arguments:
+def flatten(given: Mapping[str, Any]) -> Arguments:
     """Flatten the arguments of a call, which are keyed by name. Raises UnusableArgumentError, which names one."""
     tensors: list[torch.Tensor] = []
     numbers: list[int] = []
@@ -71,7 +71,7 @@ def take_apart(given: Mapping[str, Any]) -> Arguments:
     return Arguments(tuple(layout), tensors, numbers, names)
 
 
-def put_together(layout: Layout, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+def rebuild(layout: Layout, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
     """Rebuild the arguments, by name, from a layout and `Arguments.inputs`."""
     count = sum(1 for each in _leaves(layout) if each is _TENSOR or each == _TENSOR)
     tensors, numbers = iter(inputs[:count]), iter(inputs[count:])
@@ -150,7 +150,7 @@ def _layout(name: str, value: Any, tensors: list[torch.Tensor], numbers: list[in
         return ("object", kind, *parts)
     if kind is dict and all(isinstance(key, str) for key in value):
         return ("dict", *((key, _layout(f"{name}.{key}", item, tensors, numbers)) for key, item in value.items()))
-    made = made_from(kind)
+    made = rebuild_spec(kind)
     if made is not None:
         parts = (_layout(f"{name}.{each}", getattr(value, each), tensors, numbers) for each in made[0])
         return ("object", kind, *parts)
@@ -178,6 +178,6 @@ def _value(layout: Layout, tensors: Iterator[torch.Tensor], numbers: Iterator[to
     kind, *items = parts
     values = [_value(part, tensors, numbers) for part in items]
     if what == "object":
-        _, more = made_from(kind) or ((), {})
+        _, more = rebuild_spec(kind) or ((), {})
         return kind(*values, **more)
     return kind(values)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.attention.chooser import of_the_blocks
+from .....compile_cache.attention.chooser import eager_attention
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.keys import repr_digest
 from .....compile_cache.regions.site import Bypass, RegionRunner, RegionSite
@@ -23,9 +23,9 @@ from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
 from ...comfyui.transformer_options import OVERRIDE, PATCHES
 from ..common import UnusableArgumentError, original
-from .arguments import Arguments, Layout, dims_of, put_together, shared_by_batch, take_apart
-from .catalogue import is_catalogued, left_out_arguments, shared_arguments, time_arguments
-from .options import BlockOptions, Reads, RefusedOptionError, fits, with_answers
+from .arguments import Arguments, Layout, dims_of, flatten, rebuild, shared_by_batch
+from .catalogue import is_catalogued, optional_defaults_of, shared_arguments, time_arguments
+from .options import BlockOptions, Reads, RefusedOptionError, fits, replaying_patches
 from .shares import ANSWERS, RESULTS, Share, Stop, routed_part
 from .traced import OPTIONS, POSITION, call_original, copied_back, run_block
 
@@ -40,15 +40,15 @@ class _Call:
     """One kind of call of a block.
 
     reads: the options that the block looks up. written: indices of the tensors that the block writes to. stop: the cut
-    that ends its share. idle: parts that the share does not run. either: indices of the tensors that may have one row
-    for the whole batch or one for each picture. refused: why no region may serve the call.
+    that ends its share. idle: parts that the share does not run. broadcastable: indices of the tensors that may have
+    one row for the whole batch or one for each picture. refused: why no region may serve the call.
     """
 
     reads: Reads
     written: tuple[int, ...] = ()
     stop: Stop | None = None
     idle: tuple[str, ...] = ()
-    either: frozenset[int] = frozenset()
+    broadcastable: frozenset[int] = frozenset()
     refused: BypassReason | None = None
 
 
@@ -81,7 +81,7 @@ class RecognisedBlock:
         self._structure = structure
         self._learned = _learned(structure)
         self._names, self._defaults = _parameters_of(type(block))
-        self._left_out = left_out_arguments(block)
+        self._optional_defaults = optional_defaults_of(block)
         self._shared_arguments = shared_arguments(block)
         self._time_arguments = time_arguments(block)
         self._sites: dict[tuple[Any, ...], RegionSite] = {}
@@ -98,7 +98,7 @@ class RecognisedBlock:
         except RefusedOptionError as error:
             self._bypass(error.reason)
         if answers and not routed_part(self._block):  # a patch ran and may have changed its own state
-            return call_original(self._block, {**given, OPTIONS: with_answers(options, answers)})
+            return call_original(self._block, {**given, OPTIONS: replaying_patches(options, answers)})
         return original(self._block, *args, **kwargs)
 
     def _run_shares(
@@ -107,13 +107,13 @@ class RecognisedBlock:
         """Run a region for each share of the block, and the code at each cut; append its results to `answers`."""
         results: dict[str, Any] = {}
         while True:
-            arguments = take_apart({**given, ANSWERS: answers, RESULTS: results} if answers else given)
+            arguments = flatten({**given, ANSWERS: answers, RESULTS: results} if answers else given)
             call = self._call(arguments, options, passes_options)
             site = self._site(arguments, call, passes_options, len(answers))
             result, written = self._run(site, *arguments.inputs())
             if call.stop is None:
                 return copied_back(result, written, [arguments.tensors[number] for number in call.written])
-            args, kwargs, kept = call.stop.given(result, options)
+            args, kwargs, kept = call.stop.arguments_at_cut(result, options)
             results.update(zip(call.stop.kept, kept, strict=True))
             where = call.stop.place
             code = self._block.get_submodule(where) if isinstance(where, str) else options[PATCHES][where[0]][where[1]]
@@ -122,7 +122,7 @@ class RecognisedBlock:
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, in one order for every way of passing them, without those equal to their defaults."""
         names = [*self._names, *[f"{POSITION}{n}" for n in range(len(self._names), len(args))]]
-        given = {**self._left_out, **dict(zip(names, args, strict=False)), **kwargs}
+        given = {**self._optional_defaults, **dict(zip(names, args, strict=False)), **kwargs}
         ordered = [name for name in (*names, *sorted(given.keys() - set(names))) if name in given]
         return {name: given[name] for name in ordered if given[name] is not self._defaults.get(name, given)}
 
@@ -145,15 +145,15 @@ class RecognisedBlock:
         """Run the block's own code on copies, to record its reads and to detect changes of anything but its tensors."""
         reads: Reads = {}
         copies = [tensor.clone() for tensor in arguments.inputs()]
-        given = put_together(arguments.layout, copies)
+        given = rebuild(arguments.layout, copies)
         attributes = _attributes(self._block)
         share = Share(given.get(ANSWERS, ()), given.get(RESULTS, {}))
-        extra = {OPTIONS: BlockOptions(self._kind, reads, options, meet=share.meet)} if passes_options else {}
+        extra = {OPTIONS: BlockOptions(self._kind, reads, options, at_cut=share.at_cut)} if passes_options else {}
         own = {name: value for name, value in given.items() if name not in (ANSWERS, RESULTS)}
         try:
-            with of_the_blocks():  # autotune attention later, in compiled code: it costs a first prompt a second
+            with eager_attention():  # autotune attention later, in compiled code: it costs a first prompt a second
                 share.run(self._block, functools.partial(call_original, self._block, {**own, **extra}))
-            after = take_apart(given)
+            after = flatten(given)
         except RefusedOptionError as error:
             return _Call(reads, refused=error.reason)
         what = ""
@@ -168,28 +168,30 @@ class RecognisedBlock:
             written = tuple(number for number, (before, after) in tensors if not torch.equal(before, after))
             if share.stop or ANSWERS in given:
                 return _Call(reads, written, share.stop, share.idle(self._block))
-            return _Call(reads, written, either=self._either(arguments, options, passes_options, written))
+            return _Call(
+                reads, written, broadcastable=self._probe_broadcast(arguments, options, passes_options, written)
+            )
         text = f"{self._kind} {what}; such blocks run eagerly"
         return _Call(reads, refused=BypassReason(BypassCode.OBSERVED_INPUT, text))
 
-    def _either(
+    def _probe_broadcast(
         self, arguments: Arguments, options: Mapping[str, Any], passes_options: bool, written: tuple[int, ...]
     ) -> frozenset[int]:
-        """See `_Call.either`. At batch 1, one row for all looks like a row for each, so the block's own code runs at
-        batch 2. Empty for a catalogued block, whose shared arguments are known.
+        """See `_Call.broadcastable`. At batch 1, one row for all looks like a row for each, so the block's own code
+        runs at batch 2. Empty for a catalogued block, whose shared arguments are known.
         """
         if is_catalogued(type(self._block)):
             return frozenset()
 
         def results(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             copies = [each.clone() for each in inputs]
-            given = put_together(arguments.layout, copies)
+            given = rebuild(arguments.layout, copies)
             extra = {OPTIONS: BlockOptions(self._kind, {}, options)} if passes_options else {}
-            with of_the_blocks():
+            with eager_attention():
                 made = pytree.tree_leaves(call_original(self._block, {**given, **extra}))
             return [*made, *(copies[number] for number in written)]
 
-        either = set()
+        broadcastable = set()
         try:
             inputs, batch = arguments.inputs(), len(arguments.tensors[0])
             found = [n for n, each in enumerate(arguments.tensors) if n and each.ndim and len(each) in (1, batch)]
@@ -200,11 +202,11 @@ class RecognisedBlock:
             for n in found if expected else ():
                 with contextlib.suppress(Exception):  # the block does not accept one row for the batch
                     pairs = zip(results([*whole[:n], inputs[n][:1], *whole[n + 1 :]]), expected, strict=True)
-                    if all(itertools.starmap(_alike, pairs)):
-                        either.add(n)
+                    if all(itertools.starmap(_is_close, pairs)):
+                        broadcastable.add(n)
         except Exception as error:  # a block that fails at another batch says nothing about this call
             logger.debug("Resolute: %s does not run at batch 2", self._kind, exc_info=error)
-        return frozenset(either)
+        return frozenset(broadcastable)
 
     def _site(self, arguments: Arguments, call: _Call, passes_options: bool, cuts: int) -> RegionSite:
         """The site of this share of the block. cuts: how many cuts precede it. Raises UnusableArgumentError."""
@@ -212,24 +214,33 @@ class RecognisedBlock:
         known = self._learned.shared.get(layout)
         named = frozenset(n for n, name in enumerate(arguments.names) if name in self._shared_arguments)
         shared = named if known is None else known
-        new = shared_by_batch(arguments) - call.either - shared
+        new = shared_by_batch(arguments) - call.broadcastable - shared
         if new and known is not None:
             names = sorted({arguments.names[number] for number in new})
             logger.info("Resolute: %s compiles again, because a batch shares its %s", self._kind, ", ".join(names))
         shared = self._learned.shared[layout] = shared | new
-        if any(len(arguments.tensors[n]) not in (1, len(arguments.tensors[0])) for n in call.either):
+        if any(len(arguments.tensors[n]) not in (1, len(arguments.tensors[0])) for n in call.broadcastable):
             raise UnusableArgumentError("it gets arguments of other batches")
         dims = dims_of(arguments, shared)
         key = (layout, dims, id(call))
         site = self._sites.get(key)
         if site is None:
             structure = repr_digest(
-                (self._structure, layout, sorted(call.reads.items()), call.written, call.stop, sorted(call.either))
+                (
+                    self._structure,
+                    layout,
+                    sorted(call.reads.items()),
+                    call.written,
+                    call.stop,
+                    sorted(call.broadcastable),
+                )
             )
             reads = call.reads if passes_options else None
             share = ("between" if cuts else "enter") if call.stop else "exit" if cuts else ""
             kind = f"{self._kind}.{share}" if share else self._kind
-            function = functools.partial(run_block, layout, self._kind, reads, call.written, call.stop, call.either)
+            function = functools.partial(
+                run_block, layout, self._kind, reads, call.written, call.stop, call.broadcastable
+            )
             times = self._times(arguments, call) if not share else ()
             site = RegionSite(self._name, kind, self._block, function, dims, call.idle, structure, times=times)
             self._sites[key] = site
@@ -252,7 +263,7 @@ def _parameters_of(kind: type[torch.nn.Module]) -> tuple[tuple[str, ...], dict[s
     return tuple(each.name for each in named), {each.name: each.default for each in named}
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Two results differ by no more than kernels for different batch sizes do. Raises if one is not a tensor."""
     close = torch.finfo(one.dtype).eps ** 0.75 * other.float().norm()
     return one.shape == other.shape and bool((one.float() - other.float()).norm() <= close)

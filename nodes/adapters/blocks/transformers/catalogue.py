@@ -19,7 +19,8 @@ class TestedFamily(NamedTuple):
     batch 1 they look like arguments that follow the batch; for other blocks, recognition tries batch 2 to tell them.
     time: arguments that depend only on the noise level (with Flux and SD3, also on the pooled text). All blocks of a
     call get the same tensors for them, and nothing writes to these.
-    left_out: arguments and values that core passes to these blocks in some calls and omits in others, to equal effect.
+    optional_defaults: arguments and values that core passes to these blocks in some calls and omits in others, to equal
+    effect.
     """
 
     name: str
@@ -27,7 +28,7 @@ class TestedFamily(NamedTuple):
     blocks: tuple[str, ...]
     shared: tuple[str, ...] = ()
     time: tuple[str, ...] = ()
-    left_out: tuple[tuple[str, Any], ...] = ()
+    optional_defaults: tuple[tuple[str, Any], ...] = ()
 
 
 _FLUX_BLOCKS = ("flux.layers.DoubleStreamBlock", "flux.layers.SingleStreamBlock")
@@ -68,7 +69,7 @@ FAMILIES = (
         ("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",),
         ("modules.diffusionmodules.mmdit.JointBlock",),
         time=("c",),
-        left_out=(("use_checkpoint", False),),  # gradient checkpointing: saves memory only with gradients
+        optional_defaults=(("use_checkpoint", False),),  # gradient checkpointing: saves memory only with gradients
     ),
     TestedFamily("HiDream", ("hidream.model.HiDreamImageTransformer2DModel",), ("hidream.model.HiDreamImageBlock",)),
     TestedFamily(
@@ -81,7 +82,9 @@ FAMILIES = (
     ),
 )
 _SHARED = {f"comfy.ldm.{block}": family.shared for family in FAMILIES for block in family.blocks}
-_LEFT_OUT = {f"comfy.ldm.{block}": dict(family.left_out) for family in FAMILIES for block in family.blocks}
+_OPTIONAL_DEFAULTS = {
+    f"comfy.ldm.{block}": dict(family.optional_defaults) for family in FAMILIES for block in family.blocks
+}
 _TIME = {f"comfy.ldm.{block}": family.time for family in FAMILIES for block in family.blocks}
 
 # Parts of blocks that take a tensor of tokens and pick experts by its values.
@@ -91,16 +94,16 @@ _ROUTED = frozenset(
 
 # Argument classes that are not dataclasses: the attributes to pass to the constructor as its first arguments, and its
 # further arguments. The constructor derives all other attributes from these.
-_MADE_FROM: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+_REBUILD_SPECS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "comfy.ldm.lightricks.av_model.CompressedTimestep": (("data", "patches_per_frame"), {"per_frame": True}),
 }
 
 
-def made_from(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+def rebuild_spec(kind: type) -> tuple[tuple[str, ...], dict[str, Any]] | None:
     """The attributes, and further arguments, from which core's class rebuilds an object; None if that is unknown."""
     if dataclasses.is_dataclass(kind) and is_of_core(kind):
         return tuple(each.name for each in dataclasses.fields(kind)), {}
-    found = _MADE_FROM.get(core_name(kind))
+    found = _REBUILD_SPECS.get(core_name(kind))
     return found if found is not None and _takes(kind, frozenset(found[1])) else None
 
 
@@ -130,9 +133,9 @@ def time_arguments(block: torch.nn.Module) -> tuple[str, ...]:
     return _TIME.get(core_name(type(block)), ())
 
 
-def left_out_arguments(block: torch.nn.Module) -> dict[str, Any]:
-    """See `TestedFamily.left_out`."""
-    return _LEFT_OUT.get(core_name(type(block)), {})
+def optional_defaults_of(block: torch.nn.Module) -> dict[str, Any]:
+    """See `TestedFamily.optional_defaults`."""
+    return _OPTIONAL_DEFAULTS.get(core_name(type(block)), {})
 
 
 def variant_of(block: Any) -> tuple[str, frozenset[str]]:

@@ -19,12 +19,12 @@ from ..common import traced_attention
 _NESTED, _KEYED, _PASSED_ON = map(names_of, (Meaning.PATCHES, Meaning.KEYED, Meaning.PASSED_ON))
 
 Path = tuple[str, ...]
-Seen = tuple[Any, ...]
-Reads = dict[Path, Seen]  # the result of each lookup of a block
+Lookup = tuple[Any, ...]
+Reads = dict[Path, Lookup]  # the result of each lookup of a block
 
-_ABSENT: Seen = ("absent",)
-_PRESENT: Seen = ("present",)
-_OTHER: Seen = ("other",)  # a value that no block may read
+_ABSENT: Lookup = ("absent",)
+_PRESENT: Lookup = ("present",)
+_REFUSED: Lookup = ("other",)  # a value that no block may read
 
 
 class RefusedOptionError(Exception):
@@ -35,39 +35,39 @@ class RefusedOptionError(Exception):
         self.reason = reason
 
 
-def look_up(options: Mapping[str, Any], path: Path) -> Seen:
+def classify(options: Mapping[str, Any], path: Path) -> Lookup:
     """Classify an option of a call: absent, a value of the key, present (may be passed on), patched, or refused.
 
     An attention override is absent if it is torch's; otherwise its value is the name of core's function.
     """
     try:
-        return _looked_up(options, path)
+        return _classify(options, path)
     except Exception:  # noqa: BLE001 (of the code of a class of anybody's)
-        return _OTHER
+        return _REFUSED
 
 
-def _looked_up(options: Mapping[str, Any], path: Path) -> Seen:
+def _classify(options: Mapping[str, Any], path: Path) -> Lookup:
     name = path[0]
     if name == OVERRIDE:
         chosen = chosen_attention.attention_of(options)
-        return _OTHER if chosen is None else _ABSENT if chosen == chosen_attention.TORCHS else ("value", chosen)
+        return _REFUSED if chosen is None else _ABSENT if chosen == chosen_attention.TORCHS else ("value", chosen)
     if name in _NESTED:
         given = (options.get(name) or {}).get(path[1]) if len(path) > 1 else None
         if not given:
             return _ABSENT if len(path) > 1 else _PRESENT
         is_cut = name == PATCHES and type(given) is list and all(map(is_patch_of_core, given))
-        return ("patched", len(given)) if is_cut else _OTHER
+        return ("patched", len(given)) if is_cut else _REFUSED
     if name not in options:
         return _ABSENT
     value = options[name]
     if value is None or (name in _KEYED and type(value) in (bool, int, str)):
         return ("value", value, type(value))  # a block may tell 1 from True
-    return _PRESENT if name in _PASSED_ON else _OTHER
+    return _PRESENT if name in _PASSED_ON else _REFUSED
 
 
 def fits(options: Mapping[str, Any], reads: Reads) -> bool:
     """These options give a block the lookup results that are recorded in `reads`."""
-    return all(look_up(options, path) == seen for path, seen in reads.items())
+    return all(classify(options, path) == seen for path, seen in reads.items())
 
 
 class BlockOptions(dict[str, Any]):
@@ -77,16 +77,16 @@ class BlockOptions(dict[str, Any]):
     """
 
     def __init__(
-        self, kind: str, reads: Reads, given: Mapping[str, Any] | None = None, path: Path = (), meet: Any = None
+        self, kind: str, reads: Reads, given: Mapping[str, Any] | None = None, path: Path = (), at_cut: Any = None
     ) -> None:
         """kind: the class of the block, for messages. path: the names that lead from the root of the options to here.
 
-        meet: called in place of a patch, with (kind, number) of the patch before its arguments.
+        at_cut: called in place of a patch, with (kind, number) of the patch before its arguments.
         """
         super().__init__()
         self._kind = kind
         self._reads = reads
-        self._meet = meet
+        self._at_cut = at_cut
         self._given = given
         self._path = path
         self._is_copy = False
@@ -102,15 +102,15 @@ class BlockOptions(dict[str, Any]):
             if seen is None:
                 raise RefusedOptionError(self._reason(path, "reads"))
         else:
-            seen = self._reads[path] = look_up(self._given, path)
-        if seen == _OTHER:
+            seen = self._reads[path] = classify(self._given, path)
+        if seen == _REFUSED:
             raise RefusedOptionError(self._reason(path, "reads"))
         if path == (OVERRIDE,):
             return traced_attention if seen == _ABSENT else functools.partial(chosen_attention.run, seen[1])
         if path[0] in _NESTED and len(path) == 1:
-            return BlockOptions(self._kind, self._reads, self._given, path, self._meet)
+            return BlockOptions(self._kind, self._reads, self._given, path, self._at_cut)
         if seen[0] == "patched":
-            return [functools.partial(self._meet, (path[1], number)) for number in range(seen[1])]
+            return [functools.partial(self._at_cut, (path[1], number)) for number in range(seen[1])]
         if seen == _PRESENT:
             return Placeholder(self._reason(path, "uses"))
         return seen[1] if seen[0] == "value" else _ABSENT
@@ -139,7 +139,7 @@ class BlockOptions(dict[str, Any]):
         return self._find(str(name)) is not _ABSENT
 
     def copy(self) -> BlockOptions:
-        copied = BlockOptions(self._kind, self._reads, self._given, self._path, self._meet)
+        copied = BlockOptions(self._kind, self._reads, self._given, self._path, self._at_cut)
         copied._is_copy = True
         copied.own = dict(self.own)
         return copied
@@ -164,7 +164,7 @@ class BlockOptions(dict[str, Any]):
         return True
 
 
-def with_answers(options: Mapping[str, Any], answers: list[Any]) -> dict[str, Any]:
+def replaying_patches(options: Mapping[str, Any], answers: list[Any]) -> dict[str, Any]:
     """Options whose patches first return these answers, in order, so that no patch that already ran runs again."""
 
     def answering(patch: Any) -> Any:

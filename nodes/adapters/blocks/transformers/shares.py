@@ -35,7 +35,9 @@ class Stop(NamedTuple):
     kept: tuple[str, ...]
     layout: tuple[Any, ...]
 
-    def given(self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> tuple[Any, Any, list[Any]]:
+    def arguments_at_cut(
+        self, tensors: Sequence[torch.Tensor], options: Mapping[str, Any]
+    ) -> tuple[Any, Any, list[Any]]:
         """The cut's positional and keyword arguments, and the kept results. options: of the block's call."""
         spec, inner, kinds, places = self.layout
         left = iter(tensors)
@@ -47,7 +49,7 @@ class Stop(NamedTuple):
         return found
 
 
-def _taken_apart(given: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+def _flattened(given: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
     """Tensors and the `Stop.layout`. An integer is passed as an empty tensor: in a trace it may be a symbol."""
     leaves, spec = pytree.tree_flatten(given)
     places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, BlockOptions))
@@ -83,18 +85,18 @@ class Share:
     def __init__(self, answers: Sequence[Any], results: Mapping[str, Any], kept: Sequence[str] | None = None) -> None:
         """kept: see `Stop`. None: the run determines these parts."""
         self._answers, self._results, self._kept, self._known = list(answers), dict(results), kept, frozenset(results)
-        self._noted: dict[str, list[Any]] = {}
+        self._results_so_far: dict[str, list[Any]] = {}
         self._called, self._ran = set[str](), set[str]()
         self.stop: Stop | None = None
 
-    def meet(self, place: Any, *args: Any, **kwargs: Any) -> Any:
+    def at_cut(self, place: Any, *args: Any, **kwargs: Any) -> Any:
         """Called in place of the code at a cut: returns its next answer, or ends the forward."""
         if self._answers:
             return self._answers.pop(0)
         raise _StoppedAt(place, args, kwargs)
 
     def run(self, block: torch.nn.Module, forward: Callable[[], Any]) -> Any:
-        """Run `forward`, the block's. Returns its result, or at a cut the tensors for `Stop.given`."""
+        """Run `forward`, the block's. Returns its result, or at a cut the tensors for `Stop.arguments_at_cut`."""
         routed, parts = routed_part(block), [(name, part) for name, part in block.named_modules() if name]
         needed = None if self._kept is None else {*self._kept, *self._known, routed}
         swaps = [
@@ -107,7 +109,7 @@ class Share:
                 return forward()
         except _StoppedAt as reached:
             kept = [name for name, part in parts if self._is_kept(name, part)]
-            tensors, layout = _taken_apart((*reached.args_and_names, [self._noted[name][0] for name in kept]))
+            tensors, layout = _flattened((*reached.args_and_names, [self._results_so_far[name][0] for name in kept]))
             self.stop = Stop(reached.place, tuple(kept), layout)
             return tensors
 
@@ -116,21 +118,23 @@ class Share:
         if name in self._results:
             return self._results.pop(name)
         if is_routed:
-            return self.meet(name, *args, **kwargs)
+            return self.at_cut(name, *args, **kwargs)
         result = forward(*args, **kwargs)
         self._ran.add(name)
         if all(isinstance(each, torch.Tensor) for each in pytree.tree_leaves(result)):
-            self._noted = {one: each for one, each in self._noted.items() if not one.startswith(f"{name}.")}
+            self._results_so_far = {
+                one: each for one, each in self._results_so_far.items() if not one.startswith(f"{name}.")
+            }
             # Clone, since the block may write into the result.
-            self._noted.setdefault(name, []).append(pytree.tree_map(torch.clone, result))
+            self._results_so_far.setdefault(name, []).append(pytree.tree_map(torch.clone, result))
         return result
 
     def _is_kept(self, name: str, part: torch.nn.Module) -> bool:
         """Keep the result of a part that has a matrix and ran exactly once; the next share reruns other parts."""
         if self._kept is not None:
-            return name in self._kept and name in self._noted
+            return name in self._kept and name in self._results_so_far
         has_matrix = any(weight.ndim > 1 for weight in part.parameters())
-        return has_matrix and name not in self._known and len(self._noted.get(name, ())) == 1
+        return has_matrix and name not in self._known and len(self._results_so_far.get(name, ())) == 1
 
     def idle(self, block: torch.nn.Module) -> tuple[str, ...]:
         """Names of parts that did not run and contain none that ran. The innermost part that ran around one must call

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..common import UnusableArgumentError, original
-from .arguments import Layout, put_together
+from .arguments import Layout, rebuild
 from .options import BlockOptions, Reads
 from .shares import ANSWERS, RESULTS, Share, Stop
 
@@ -25,22 +25,25 @@ def run_block(
     reads: Reads | None,
     written: Sequence[int],
     stop: Stop | None,
-    either: Collection[int],
+    broadcastable: Collection[int],
     block: torch.nn.Module,
     *inputs: torch.Tensor,
 ) -> tuple[Any, list[torch.Tensor]]:
     """The function of a site. Returns the block's result, and the new contents of the tensors `written`.
 
     A region must not write to its inputs, so the block gets clones of `written`. reads: None for a block that is called
-    without transformer_options. stop: the cut at which the site ends; its tensors are then the result. either: tensors
-    with one row for the batch or one for each picture. Raises UnusableArgumentError if the block ends at another cut.
+    without transformer_options. stop: the cut at which the site ends; its tensors are then the result. broadcastable:
+    tensors with one row for the batch or one for each picture. Raises UnusableArgumentError if the block ends at
+    another cut.
     """
     own = [tensor.clone() if number in written else tensor for number, tensor in enumerate(inputs)]
-    own = [_a_row_for_each(tensor, inputs[0]) if number in either else tensor for number, tensor in enumerate(own)]
-    given = put_together(layout, own)
+    own = [
+        _a_row_for_each(tensor, inputs[0]) if number in broadcastable else tensor for number, tensor in enumerate(own)
+    ]
+    given = rebuild(layout, own)
     share = Share(given.pop(ANSWERS, ()), given.pop(RESULTS, {}), () if stop is None else stop.kept)
     if reads is not None:
-        given[OPTIONS] = BlockOptions(kind, reads, meet=share.meet)
+        given[OPTIONS] = BlockOptions(kind, reads, at_cut=share.at_cut)
     result = share.run(block, functools.partial(call_original, block, given))
     if share.stop != stop:
         raise UnusableArgumentError("it does not call other code in the same order every time")

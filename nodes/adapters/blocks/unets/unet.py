@@ -17,7 +17,7 @@ from ...comfyui import chosen_attention
 from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX, OVERRIDE
 from ...foreign.core_code import derives_from, is_core
 from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, original
-from ..splice import FixedResult, StopHere, StoppedAt, in_place
+from ..splice import FixedResult, StopHere, StoppedAt, replaced_parts
 from . import video_unet
 
 _UNET = "comfy.ldm.modules.diffusionmodules.openaimodel"
@@ -142,7 +142,7 @@ def _after(block: Any, x: torch.Tensor, tokens: torch.Tensor) -> Any:
 
 
 def _with_block(block: Any, other: torch.nn.Module, x: torch.Tensor) -> Any:
-    with in_place(block, {"transformer_blocks": torch.nn.ModuleList([other])}):
+    with replaced_parts(block, {"transformer_blocks": torch.nn.ModuleList([other])}):
         return original(block, x, None, {})
 
 

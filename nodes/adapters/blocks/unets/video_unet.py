@@ -13,7 +13,7 @@ from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
 from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX
 from ..common import original
-from ..splice import FixedResult, StopHere, StoppedAt, in_place
+from ..splice import FixedResult, StopHere, StoppedAt, replaced_parts
 
 _FEATURES = ("b", "t", "h", "w", None)  # in this order, because features are channels-last on CUDA
 _TOKENS = ("b", "t", "n", None)
@@ -106,7 +106,7 @@ def _reached(block: Any, x: torch.Tensor, context: torch.Tensor, *others: torch.
 def _with_blocks(block: Any, x: torch.Tensor, context: torch.Tensor, *others: torch.nn.Module) -> Any:
     """others: the replacements of the spatial and of the temporal transformer block."""
     lists = [torch.nn.ModuleList([other]) for other in others]
-    with in_place(block, dict(zip(("transformer_blocks", "time_stack"), lists, strict=True))):
+    with replaced_parts(block, dict(zip(("transformer_blocks", "time_stack"), lists, strict=True))):
         return original(block, _as_pictures(x), context.flatten(0, 1), None, x.shape[1], None, {})
 
 

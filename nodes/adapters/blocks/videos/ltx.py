@@ -19,8 +19,8 @@ from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner
 from .....compile_cache.regions.slots import swapped
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
-from ..splice import FixedResult, StoppedAt, in_place
-from .maps import maps
+from ..splice import FixedResult, StoppedAt, replaced_parts
+from .channels_last import channels_last
 from .states import FIXED_FRAMES, FRAMES, SINGLE, States, by_frames
 
 _WHERE = "comfy.ldm.lightricks.vae.causal_video_autoencoder"
@@ -79,9 +79,9 @@ def _upsampling(name: str, block: Any, run: RegionRunner) -> list[Hook]:
 
     def forward(x: torch.Tensor, causal: bool = True, timestep: torch.Tensor | None = None) -> Any:
         convolved = FixedResult(block.conv(x, causal=causal))
-        with in_place(block, {"conv": convolved}), maps(x):
+        with replaced_parts(block, {"conv": convolved}), channels_last(x):
             result = original(block, x, causal, timestep)
-        _own_what_is_kept(block)
+        _copy_kept_frames(block)
         return result
 
     # The hooks have equal sites, so leaving out one of them leaves out the other.
@@ -142,9 +142,9 @@ def _frames_for(convolution: Any, x: torch.Tensor, causal: bool) -> torch.Tensor
         given.append(frames)
         return frames
 
-    with swapped([(vars(convolution.conv), "forward", record)]), maps(x):
+    with swapped([(vars(convolution.conv), "forward", record)]), channels_last(x):
         result = original(convolution, x, causal)
-    _own_what_is_kept(convolution)
+    _copy_kept_frames(convolution)
     return given.pop() if given else _NoFrames(result)
 
 
@@ -156,7 +156,7 @@ def _enter(block: torch.nn.Module, x: torch.Tensor, *time: torch.Tensor) -> torc
 def _middle(block: Any, frames: torch.Tensor, *time: torch.Tensor) -> torch.Tensor:
     """The input of the second convolution. frames: see `_frames_for`, for the first convolution."""
     h = block.conv1.conv(frames)
-    with in_place(block, {"conv1": FixedResult(h), "norm1": _Pass()}):
+    with replaced_parts(block, {"conv1": FixedResult(h), "norm1": _Pass()}):
         return _until(block, "conv2", h, time)
 
 
@@ -166,7 +166,7 @@ def _exit(block: Any, frames: torch.Tensor) -> torch.Tensor:
 
 
 def _until(block: torch.nn.Module, convolution: str, x: torch.Tensor, time: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    with in_place(block, {convolution: _Stop()}):
+    with replaced_parts(block, {convolution: _Stop()}):
         try:
             original(block, x, True, *time)
         except StoppedAt as stopped:
@@ -180,13 +180,13 @@ def _add_input(block: Any, x: torch.Tensor, h: torch.Tensor, causal: bool) -> An
         "conv1": FixedResult(h),
         **dict.fromkeys(("norm1", "norm2", "non_linearity", "dropout", "conv2"), _Pass()),
     }
-    with in_place(block, others), swapped([(vars(block), "timestep_conditioning", False)]):
+    with replaced_parts(block, others), swapped([(vars(block), "timestep_conditioning", False)]):
         result = original(block, x, causal)
-    _own_what_is_kept(block)
+    _copy_kept_frames(block)
     return result
 
 
-def _own_what_is_kept(module: Any) -> None:
+def _copy_kept_frames(module: Any) -> None:
     """Copy the frames that core keeps for the next part: core keeps two views, and each keeps a whole map alive."""
     states: dict[int, Any] = getattr(module, "temporal_cache_state", {})
     thread = threading.get_ident()

@@ -44,12 +44,12 @@ class States:
             return self._sites[state]
         kind = ".".join(filter(None, (type(self.block).__name__, state)))
         own = self._structure, self._attends
-        site = RegionSite(self.name, kind, self.block, function, tuple(dims), (), *own, others=self._others)
+        site = RegionSite(self.name, kind, self.block, function, tuple(dims), (), *own, foreseen=self._foreseen)
         self._sites[state], self._sizes[site] = site, sizes
         return site
 
-    def _others(self, x: torch.Tensor) -> Iterator[tuple[RegionSite, list[torch.Tensor]]]:
-        """See `RegionSite.others`. Yields nothing for an encoder's block: some of its states may never occur."""
+    def _foreseen(self, x: torch.Tensor) -> Iterator[tuple[RegionSite, list[torch.Tensor]]]:
+        """See `RegionSite.foreseen`. Yields nothing for an encoder's block: some of its states may never occur."""
         batch, own, _, height, width = x.shape
         for site, sizes in self._sizes.items():
             if sizes and not self.name.startswith("encoder."):

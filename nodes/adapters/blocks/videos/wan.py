@@ -20,7 +20,7 @@ from .....compile_cache.regions.own_memory import own_memory
 from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner, RegionSite
 from ...foreign.core_code import is_core, is_core_class
 from ..common import original
-from .maps import maps
+from .channels_last import channels_last
 from .states import FIXED_FRAMES, States, bound
 
 _FIRST_WAN, _SECOND_WAN = "comfy.ldm.wan.vae", "comfy.ldm.wan.vae2_2"
@@ -63,17 +63,19 @@ def encoder_hooks(vae: torch.nn.Module, run: RegionRunner, bypass: Bypass) -> li
     return _hooks(vae, "encoder", run, [1, 2] if first_wan else [1, 2, 4], first_wan)
 
 
-def _hooks(vae: torch.nn.Module, part: str, run: RegionRunner, later: list[int], alone: bool) -> list[Hook]:
-    """later: frame counts of the parts of a video after the first. alone: see `_with_cache`."""
+def _hooks(vae: torch.nn.Module, part: str, run: RegionRunner, later: list[int], omits_list: bool) -> list[Hook]:
+    """later: frame counts of the parts of a video after the first. omits_list: see `_with_cache`."""
     coder = vae.get_submodule(part)
     found: list[Hook] = []
     for name, block in coder.named_modules(prefix=part):
         mode = getattr(block, "mode", "") if _is_block(block, "Resample") else ""
         if _is_block(block, "ResidualBlock"):
-            found.append(_with_cache(name, block, run, _convolutions(block.get_submodule("residual")), later, alone))
+            found.append(
+                _with_cache(name, block, run, _convolutions(block.get_submodule("residual")), later, omits_list)
+            )
         elif mode == "upsample3d":
-            found.append(_with_cache(name, block, run, _convolutions(block), later, alone))
-            later = [2] if alone else [2 * frames for frames in later]
+            found.append(_with_cache(name, block, run, _convolutions(block), later, omits_list))
+            later = [2] if omits_list else [2 * frames for frames in later]
         elif mode == "downsample3d":
             found.append(_downsampling_in_time(name, block, run))
         elif mode in ("upsample2d", "downsample2d"):
@@ -132,11 +134,11 @@ def _duplicated(is_first: bool, block: torch.nn.Module, x: torch.Tensor) -> Any:
 
 
 def _with_cache(
-    name: str, block: torch.nn.Module, run: RegionRunner, channels: list[int], later: list[int], alone: bool
+    name: str, block: torch.nn.Module, run: RegionRunner, channels: list[int], later: list[int], omits_list: bool
 ) -> Hook:
     """The hook of a block with a place in the list for each entry of `channels`. A place is empty or has two frames.
 
-    later: see `_hooks`. alone: core passes no list with a picture, so no frames are copied.
+    later: see `_hooks`. omits_list: core passes no list with a picture, so no frames are copied.
     """
     states, places = States(name, block), len(channels)
 
@@ -148,7 +150,7 @@ def _with_cache(
         return states.get(f"{state} of {frames}", bound(_run, places, state), (FIXED_FRAMES,) * len(sizes), sizes)
 
     doubles = type(block).__name__ == "Resample"
-    if alone or doubles:
+    if omits_list or doubles:
         without_list(1)
     if not doubles:
         site(_FIRST, 1)
@@ -184,7 +186,7 @@ def _two_frames(before: Any, x: torch.Tensor) -> torch.Tensor:
     missing = _CARRIED - carried.shape[2]
     if missing <= 0:
         return carried
-    with maps(x):
+    with channels_last(x):
         return torch.cat([carried.new_zeros((*carried.shape[:2], missing, *carried.shape[3:])), carried], 2)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from compile_cache.attention import chosen
 from compile_cache.backends.cuda_graphs import capture, foreign_launches
-from compile_cache.backends.cuda_graphs.foreign_launches import RefusedLaunchError, launches_by_address
+from compile_cache.backends.cuda_graphs.foreign_launches import UnsafeLaunchError, launches_by_address
 from compile_cache.errors import CaptureError
 from compile_cache.torch_facts import private_names
 
@@ -62,7 +62,7 @@ def attention(launcher: Launcher) -> Any:
 
 def test_a_launch_without_addresses_is_refused_past_what_catches_errors(attention: Any, launcher: Launcher) -> None:
     q = torch.zeros(1, 2, 4)
-    with pytest.raises(RefusedLaunchError, match=f"^{__name__} launches a Triton kernel"), launches_by_address():
+    with pytest.raises(UnsafeLaunchError, match=f"^{__name__} launches a Triton kernel"), launches_by_address():
         attention(q)
     assert launcher.launched == []
     assert torch.equal(attention(q), q + 2), "later calls launch it"
@@ -106,20 +106,20 @@ def test_a_refusal_stands_where_a_package_catches_everything(
 def test_a_launch_with_a_descriptor_of_a_tensor_is_refused(launcher: Launcher) -> None:
     triton = pytest.importorskip("triton.tools.tensor_descriptor", reason="Triton is not installed")
     descriptor = triton.TensorDescriptor
-    with pytest.raises(RefusedLaunchError), launches_by_address():
+    with pytest.raises(UnsafeLaunchError), launches_by_address():
         launcher(1, 1, 1, descriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, 16]))
 
 
 def test_a_launch_with_a_tuple_of_tensors_or_an_array_of_another_library_is_refused(launcher: Launcher) -> None:
     for argument in ((0.5, (torch.zeros(1),)), SimpleNamespace(data_ptr=lambda: 4096)):
-        with pytest.raises(RefusedLaunchError), launches_by_address():
+        with pytest.raises(UnsafeLaunchError), launches_by_address():
             launcher(1, 1, 1, argument)
     assert launcher.launched == []
 
 
 def test_a_launch_that_allocates_is_refused(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(launcher), "global_scratch_size", 128, raising=False)
-    with pytest.raises(RefusedLaunchError), launches_by_address():
+    with pytest.raises(UnsafeLaunchError), launches_by_address():
         launcher(1, 1, 1, 0.5)
     assert launcher.launched == []
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compile_cache.torch_facts.private_names import Loss, lost
+from compile_cache.torch_facts.private_names import Feature, why_unavailable
 
 # Before 2.10 torch asks the driver for each tensor of a GPU that it traces.
-needs_descriptions = pytest.mark.skipif(bool(lost(Loss.GPU_WORKERS)), reason=lost(Loss.GPU_WORKERS))
+needs_descriptions = pytest.mark.skipif(
+    bool(why_unavailable(Feature.GPU_WORKERS)), reason=why_unavailable(Feature.GPU_WORKERS)
+)

@@ -33,17 +33,17 @@ class TestArguments:
             "x": X, "mask": None, "pe": (X, [X, {"a": X}]), "heads": 8, "flag": True, "scale": 0.5,
             "size": X.shape, "vec": modulation(X, None), "dtype": torch.float16,
         }  # fmt: skip
-        apart = arguments.take_apart(given)
+        apart = arguments.flatten(given)
         assert len(apart.tensors) == 5
         assert apart.names == ["x", "pe", "pe", "pe", "vec"]
         assert apart.numbers == [8, 2, 5, 16]
-        again = arguments.put_together(apart.layout, apart.inputs())
+        again = arguments.rebuild(apart.layout, apart.inputs())
         assert again["vec"].shift is X
         assert {**again, "vec": None} == {**given, "vec": None}
 
     def test_calls_differ_by_constants_and_not_by_tensors_or_numbers_above_one(self, arguments: ModuleType) -> None:
         def layout(**given: Any) -> Any:
-            return arguments.take_apart({"x": X, **given}).layout
+            return arguments.flatten({"x": X, **given}).layout
 
         assert layout(index=24) == layout(index=37)
         assert layout(mask=X) == layout(mask=X[:1])
@@ -52,20 +52,20 @@ class TestArguments:
 
     @pytest.mark.parametrize("name", ["value", "items", "tensor", "number", "dict"])
     def test_an_argument_may_have_any_name(self, arguments: ModuleType, name: str) -> None:
-        apart = arguments.take_apart({"x": X, name: X, "others": {name: [X, 5]}})
+        apart = arguments.flatten({"x": X, name: X, "others": {name: [X, 5]}})
         assert len(apart.tensors) == 3
-        again = arguments.put_together(apart.layout, apart.inputs())
+        again = arguments.rebuild(apart.layout, apart.inputs())
         assert (again[name] is X, again["others"][name][1]) == (True, 5)
 
     def test_a_slice_is_taken_apart_and_its_ends_are_numbers(self, arguments: ModuleType) -> None:
-        apart = arguments.take_apart({"x": X, "text": slice(0, 7), "rest": [slice(7, None)]})
+        apart = arguments.flatten({"x": X, "text": slice(0, 7), "rest": [slice(7, None)]})
         assert apart.numbers == [7, 7]
         hash(apart.layout)  # that of a slice itself fails before Python 3.12
-        again = arguments.put_together(apart.layout, apart.inputs())
+        again = arguments.rebuild(apart.layout, apart.inputs())
         assert (again["text"], again["rest"]) == (slice(0, 7), [slice(7, None)])
-        other = arguments.take_apart({"x": X, "text": slice(0, 9), "rest": [slice(9, None)]})
+        other = arguments.flatten({"x": X, "text": slice(0, 9), "rest": [slice(9, None)]})
         assert other.layout == apart.layout
-        assert arguments.take_apart({"x": X, "text": slice(1, 7), "rest": [slice(7, None)]}).layout != apart.layout
+        assert arguments.flatten({"x": X, "text": slice(1, 7), "rest": [slice(7, None)]}).layout != apart.layout
 
     def test_an_object_that_this_comfyui_makes_otherwise_is_no_argument(self, arguments: ModuleType) -> None:
         class Newer:
@@ -79,14 +79,14 @@ class TestArguments:
         for kind in (Newer, Older):
             kind.__module__, kind.__name__ = "comfy.ldm.lightricks.av_model", "CompressedTimestep"
             kind.__qualname__ = kind.__name__
-        apart = arguments.take_apart({"x": X, "timestep": Newer(X, 1)})
-        assert arguments.put_together(apart.layout, apart.inputs())["timestep"].data is X
+        apart = arguments.flatten({"x": X, "timestep": Newer(X, 1)})
+        assert arguments.rebuild(apart.layout, apart.inputs())["timestep"].data is X
         with pytest.raises(arguments.UnusableArgumentError, match="holds a CompressedTimestep"):
-            arguments.take_apart({"x": X, "timestep": Older(X, 1)})
+            arguments.flatten({"x": X, "timestep": Older(X, 1)})
 
     def test_another_packs_object_is_no_argument_of_a_region(self, arguments: ModuleType) -> None:
         with pytest.raises(arguments.UnusableArgumentError, match=r"'cache\[0\]' holds a SimpleNamespace"):
-            arguments.take_apart({"x": X, "cache": [types.SimpleNamespace()]})
+            arguments.flatten({"x": X, "cache": [types.SimpleNamespace()]})
 
     @pytest.mark.parametrize(
         ("batch", "table", "shared", "expected"),
@@ -101,7 +101,7 @@ class TestArguments:
     def test_a_first_dimension_of_one_is_a_batch_unless_all_share_it(
         self, arguments: ModuleType, batch: int, table: int, shared: Any, expected: Any
     ) -> None:
-        apart = arguments.take_apart({"x": torch.ones(batch, 5, 16), "pe": torch.ones(table, 1, 5, 4)})
+        apart = arguments.flatten({"x": torch.ones(batch, 5, 16), "pe": torch.ones(table, 1, 5, 4)})
         dims = arguments.dims_of(apart, frozenset(shared))
         assert tuple(names[0] for names in dims) == expected
         assert dims[1][1:] == (None, "1.2", "1.3")
@@ -182,12 +182,12 @@ class TestOptions:
 def test_whatever_a_block_gets_is_taken_apart_or_refused(arguments: ModuleType, name: str, place: Any) -> None:
     given = {"x": X, "value": place(ODD[name])}
     try:
-        apart = arguments.take_apart(given)
+        apart = arguments.flatten(given)
     except arguments.UnusableArgumentError as error:
         assert "'value" in str(error)
     else:
-        assert hash(apart.layout) == hash(arguments.take_apart(given).layout)
-        assert arguments.put_together(apart.layout, apart.inputs())["x"] is X
+        assert hash(apart.layout) == hash(arguments.flatten(given).layout)
+        assert arguments.rebuild(apart.layout, apart.inputs())["x"] is X
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -198,20 +198,20 @@ def test_whatever_the_options_hold_a_block_is_told_or_refused(
     for key in (*known.MEANINGS, "unknown"):
         given, reads = {key: ODD[name]}, {}
         for path in ((key,), (key, "attn1_patch")):
-            seen = reads[path] = options.look_up(given, path)
+            seen = reads[path] = options.classify(given, path)
             hash(seen)
         assert options.fits(given, {path: seen for path, seen in reads.items() if seen[0] != "value"})
         with contextlib.suppress(options.RefusedOptionError):
             options.BlockOptions("Block", {}, given).get(key)
-    assert options.look_up({"unknown": ODD[name]}, ("unknown",)) == options._OTHER
+    assert options.classify({"unknown": ODD[name]}, ("unknown",)) == options._REFUSED
 
 
 def test_a_block_may_tell_one_from_true(options: ModuleType) -> None:
-    seen = [options.look_up({"run_vx": value}, ("run_vx",)) for value in (1, True, 0, False)]
+    seen = [options.classify({"run_vx": value}, ("run_vx",)) for value in (1, True, 0, False)]
     assert len(set(map(repr, seen))) == 4
     assert not options.fits({"run_vx": 1}, {("run_vx",): seen[1]})
 
 
 def test_zeros_of_other_signs_are_other_layouts(arguments: ModuleType) -> None:
-    first, second = (arguments.take_apart({"x": X, "scale": zero}).layout for zero in (0.0, -0.0))
+    first, second = (arguments.flatten({"x": X, "scale": zero}).layout for zero in (0.0, -0.0))
     assert first != second

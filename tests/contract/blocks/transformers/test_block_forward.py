@@ -17,7 +17,7 @@ def test_no_kernel_is_measured_while_it_learns_what_a_block_reads(
     comfy: None, adapter: Callable[[str], ModuleType]
 ) -> None:
     module = adapter("blocks.transformers.block_forward")
-    is_own = adapter("blocks.common").attention.is_of_the_blocks
+    is_own = adapter("blocks.common").attention.is_eager_attention
     measures: list[bool] = []
 
     class Block(torch.nn.Module):

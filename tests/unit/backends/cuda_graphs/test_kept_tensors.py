@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_cache.backends.cuda_graphs.kept_tensors import put_back, refused_if_read
+from compile_cache.backends.cuda_graphs.kept_tensors import forbid_retained_reads, restore_attributes
 from compile_cache.errors import CaptureError
 
 from ....programs import python_calls
@@ -107,7 +107,7 @@ class TestPutBack:
         model(X)
         before = dict(vars(module))
         made: list[weakref.ref[torch.Tensor]] = []
-        with put_back(model):
+        with restore_attributes(model):
             model(X + 1)
             made.append(weakref.ref(vars(module)[EMBEDDING]))
         after = vars(module)
@@ -116,7 +116,7 @@ class TestPutBack:
 
     def test_an_attribute_that_was_not_there_is_gone_and_numbers_stay_as_the_call_left_them(self) -> None:
         module = Logging()
-        with put_back(module):
+        with restore_attributes(module):
             module(X)
         assert EMBEDDING not in vars(module)
         assert (module.calls, module.last_size) == (1, (3,))
@@ -127,7 +127,7 @@ class TestPutBack:
         made: list[weakref.ref[torch.Tensor]] = []
 
         def call() -> None:
-            with put_back(module):
+            with restore_attributes(module):
                 module(X)
                 made.append(weakref.ref(vars(module)[EMBEDDING]))
                 raise error
@@ -144,7 +144,7 @@ class TestPutBack:
         earlier, made = module.positions(3), list[weakref.ref[torch.Tensor]]()
 
         def call() -> None:
-            with put_back(module):
+            with restore_attributes(module):
                 module(X)
                 made.append(weakref.ref(module.positions(3)))
                 assert made[0]() is not earlier
@@ -158,14 +158,14 @@ class TestPutBack:
         del caught
 
     def test_without_a_module_nothing_happens(self) -> None:
-        with put_back(None), refused_if_read(None):
+        with restore_attributes(None), forbid_retained_reads(None):
             pass
 
 
 class TestRefusedIfRead:
     def test_what_nobody_reads_is_no_reason(self) -> None:
         model = around(Logging())
-        with refused_if_read(model):
+        with forbid_retained_reads(model):
             model(X)
 
     @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ class TestRefusedIfRead:
         model = around(kind())
 
         def call() -> None:
-            with refused_if_read(model):
+            with forbid_retained_reads(model):
                 model(X)
 
         with pytest.raises(CaptureError, match=rf"{kind.__name__}\.{name}, which a later call may read"):
@@ -190,7 +190,7 @@ class TestRefusedIfRead:
     def test_what_an_earlier_call_made_once_is_no_reason(self) -> None:
         module = InAList()
         module(X)
-        with refused_if_read(module):
+        with forbid_retained_reads(module):
             _ = [each + 1 for each in module.kept_list]
 
 
@@ -206,7 +206,7 @@ class Pinned(Logging):
 
 
 class TestWhatAllModulesShare:
-    @pytest.mark.parametrize("around_call", [put_back, refused_if_read])
+    @pytest.mark.parametrize("around_call", [restore_attributes, forbid_retained_reads])
     def test_is_looked_at_once(self, around_call: Any) -> None:
         def calls(modules: int) -> int:
             shared: dict[str, Any] = {"stack": [], "buckets": {}, "failed": False}
@@ -226,6 +226,6 @@ class TestWhatAllModulesShare:
         shared["itself"].append(shared)
         model = torch.nn.Sequential(*(Pinned(shared) for _ in range(3)))
         kept = pytest.raises(CaptureError, match=r"Pinned\._pin_state, which a later call may read")
-        with kept, refused_if_read(model):
+        with kept, forbid_retained_reads(model):
             shared["buckets"][64].append(X * 2)
         _ = model[0]._pin_state  # so that this file reads it

@@ -103,11 +103,11 @@ def test_a_refused_one_is_not_rehearsed_again_until_there_is_room(
 ) -> None:
     cache.run(working, module.call(40))
     assert working.rehearsals == 1
-    cache._attempts.memory_was_freed()
+    cache._capture_policy.memory_was_freed()
     with expect(cache, {"over_budget": 1}, graph_calls=1):
         assert answer(cache.run(working, module.call(40))) == 2.0
     assert working.rehearsals == 1
-    cache._attempts.memory_was_freed()
+    cache._capture_policy.memory_was_freed()
     cache._captures.budget = 2 * BUDGET
     with expect(cache, graph_calls=1, captures=1):
         cache.run(working, module.call(40))

@@ -87,7 +87,7 @@ COMPILE = r"""
 import json, re, sys
 import torch
 from compile_cache.backends.inductor.parallel import described_gpu
-described_gpu.stand_in(json.loads(sys.argv[1]))
+described_gpu.install_fake_gpu(json.loads(sys.argv[1]))
 from torch._inductor import config
 from torch._inductor.codecache import PyCodeCache
 config.compile_threads, config.fx_graph_cache = 1, False

@@ -243,7 +243,7 @@ import sys
 import torch
 from benchmarks.cards import description
 from compile_cache.backends.inductor.parallel import described_gpu
-described_gpu.stand_in(description("sm_90"))
+described_gpu.install_fake_gpu(description("sm_90"))
 from compile_cache.backends.inductor.compile.lowering import compile_trace
 from compile_cache.backends.inductor.compile.tracing import trace
 from tests.contract.backends.inductor.compile.test_gelu_products import Layer, run

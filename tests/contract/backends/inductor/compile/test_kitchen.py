@@ -23,7 +23,7 @@ from compile_cache.backends.inductor.compile import kitchen
 from compile_cache.backends.inductor.compile.artifacts import unpack
 from compile_cache.backends.inductor.compile.tracing import Trace, trace
 from compile_cache.backends.inductor.parallel.job import job_of, settings_for
-from compile_cache.regions.region_weights import cast_pattern, given_as_inputs, weight_inputs, weight_slots
+from compile_cache.regions.region_weights import cast_pattern, weight_inputs, weight_slots, weights_from_inputs
 from compile_cache.regions.structure import structure_digest
 from compile_cache.regions.weight_parts import form_of
 from compile_cache.store.artifact_store import Artifact
@@ -219,7 +219,7 @@ class TestForms:
         assert len(inputs) == 5  # numbers, scales of groups and channels, codebook; and the bias
         x = torch.randn(2, WIDTH)
         expected, before = module(x), module.weight
-        with given_as_inputs(module, (), inputs):
+        with weights_from_inputs(module, (), inputs):
             assert module.weight is not before
             assert torch.equal(module(x), expected)
             inputs[0].zero_()

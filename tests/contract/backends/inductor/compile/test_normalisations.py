@@ -61,7 +61,7 @@ def test_the_trace_is_the_same(
 ) -> None:
     ours = traced(seeded(module), dims, tensors)
     with monkeypatch.context() as patch:
-        patch.setattr(norms, "by_shape", contextlib.nullcontext)
+        patch.setattr(norms, "fast_fake_norms", contextlib.nullcontext)
         torchs = traced(seeded(module), dims, tensors)
     assert ours.graph.code == torchs.graph.code
     assert list(map(str, ours.guards)) == list(map(str, torchs.guards))
@@ -192,5 +192,5 @@ def test_a_compile_runs_under_our_choices_and_no_other_code_does(monkeypatch: py
 
 def test_without_inductors_classes_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_rows, "InductorChoices", None)
-    with whole_rows.held_at_once():
+    with whole_rows.persistent_reductions():
         assert type(V.choices) is InductorChoices

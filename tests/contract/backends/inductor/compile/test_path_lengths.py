@@ -23,7 +23,7 @@ import json, os, sys
 from pathlib import Path
 import torch
 from compile_cache.backends.inductor.parallel import described_gpu
-described_gpu.stand_in(json.loads(sys.argv[1]))
+described_gpu.install_fake_gpu(json.loads(sys.argv[1]))
 from compile_cache.backends.inductor.compile import lowering
 from compile_cache.backends.inductor.compile.tracing import bind_dims, trace
 lowering._IS_WINDOWS = sys.argv[2] == "win32"

@@ -49,7 +49,7 @@ def test_the_verdict_on_sizes(
 
 
 @pytest.mark.parametrize(
-    ("guards", "sizes", "vouched"),
+    ("guards", "sizes", "covered_sizes"),
     [
         ([B > 1, N > 1], {"b": 1}, {"b": 1}),
         ([B > 1, N < 16], {"b": 1, "n": 20}, {"b": 1, "n": 20}),
@@ -58,11 +58,11 @@ def test_the_verdict_on_sizes(
     ids=str,
 )
 def test_a_comparison_vouches_for_all_sizes_with_those_that_the_failed_guards_read(
-    guards: list[sympy.Basic], sizes: dict[str, int], vouched: dict[str, int]
+    guards: list[sympy.Basic], sizes: dict[str, int], covered_sizes: dict[str, int]
 ) -> None:
     given = {"b": 2, "n": 5, "h": 7, **sizes}
-    assert ShapeGuards(guards, SYMBOLS, branches=False).vouched(given) == vouched
-    assert ShapeGuards(guards, SYMBOLS).vouched(given) == given, "the block's own code branches"
+    assert ShapeGuards(guards, SYMBOLS, branches=False).covered_sizes(given) == covered_sizes
+    assert ShapeGuards(guards, SYMBOLS).covered_sizes(given) == given, "the block's own code branches"
 
 
 class TestConfirmedSizes:

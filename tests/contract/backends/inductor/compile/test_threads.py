@@ -147,7 +147,7 @@ import json, sys
 import torch
 from torch._inductor.async_compile import AsyncCompile, CompiledTritonKernels
 from compile_cache.backends.inductor.parallel import described_gpu
-described_gpu.stand_in(json.loads(sys.argv[1]))
+described_gpu.install_fake_gpu(json.loads(sys.argv[1]))
 from compile_cache.backends.inductor.compile import artifacts, lowering
 from compile_cache.backends.inductor.compile.tracing import bind_dims, trace
 

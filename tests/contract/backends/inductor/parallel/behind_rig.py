@@ -71,13 +71,13 @@ class Behind(Rig):
 
     def call(self, bound: Bound, *tensors: torch.Tensor, **changes: Any) -> float:
         """The relative error of a call."""
-        actual = bound(*tensors, **{"is_behind": True, **changes})
+        actual = bound(*tensors, **{"background_compile": True, **changes})
         with torch.inference_mode():
             return relative_error(actual, bound.module(*tensors))
 
-    def work(self, here: bool = False) -> None:
-        """Do all that can be done now. here: no prompt runs."""
-        while self.queue.work.do_one(here):
+    def work(self, compile_local: bool = False) -> None:
+        """Do all that can be done now. compile_local: no prompt runs."""
+        while self.queue.work.step(compile_local):
             pass
 
     def leave(self, bound: Bound, *tensors: torch.Tensor) -> None:
@@ -108,5 +108,5 @@ class Chain(nn.Module):
 
 def code_of(bound: Bound) -> Code:
     """Of the regions of the only call that the module had."""
-    (key,) = [key for key, lacks in bound.program._lacking.items() if lacks] or [None]  # type: ignore[attr-defined]
+    (key,) = [key for key, missing in bound.program._missing.items() if missing] or [None]  # type: ignore[attr-defined]
     return bound.program.code_of(key)

@@ -67,17 +67,17 @@ def test_what_no_worker_can_compile_comes_once_no_prompt_ran_for_a_while(monkeyp
 def test_it_says_how_many_regions_are_left_and_for_how_long() -> None:
     rig = Behind()
     bound = rig.bind(seeded(Model))
-    assert rig.backend.coming() == (0, 0.0)
+    assert rig.backend.compile_eta() == (0, 0.0)
     rig.leave(bound, *inputs())
-    assert rig.backend.coming() == (2, None), "none ended yet, so nothing tells how long one takes"
+    assert rig.backend.compile_eta() == (2, None), "none ended yet, so nothing tells how long one takes"
     rig.now += 1.0
     rig.workers.finish()
     rig.work()
-    assert rig.backend.coming() == (1, 0.25), "the one that ended took a second, so the other is about to end"
-    more, seconds = rig.backend.coming(more=2)
+    assert rig.backend.compile_eta() == (1, 0.25), "the one that ended took a second, so the other is about to end"
+    more, seconds = rig.backend.compile_eta(more=2)
     assert (more, seconds is not None and seconds >= 1.0) == (1, True), "those that no call left yet are compiled after"
     rig.come()
-    assert rig.backend.coming() == (0, 0.0)
+    assert rig.backend.compile_eta() == (0, 0.0)
 
 
 class Watch:
@@ -96,7 +96,7 @@ class Watch:
 def test_code_that_is_slower_on_this_device_is_left_alone() -> None:
     rig = Behind()
     bound, counters = rig.bind(seeded(Block)), rig.cache.stats.counters
-    rig.cache.whole_calls._stopwatch = lambda device: Watch(counters)  # type: ignore[assignment, return-value]
+    rig.cache.compiled_vs_eager._stopwatch = lambda device: Watch(counters)  # type: ignore[assignment, return-value]
     for _ in range(8):
         rig.call(bound, tokens())
     rig.come()
@@ -201,7 +201,7 @@ def test_code_is_loaded_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pyt
     real = artifacts.remove_other_source  # in the middle of a load
 
     def looking(graph: Any) -> None:
-        other = threading.Thread(target=lambda: alone.append(not private_cache.one_at_a_time.acquire(blocking=False)))
+        other = threading.Thread(target=lambda: alone.append(not private_cache.inductor_lock.acquire(blocking=False)))
         other.start()
         other.join()
         real(graph)
@@ -250,7 +250,7 @@ from tests.contract.backends.inductor.parallel.test_background import InductorBa
 worker.__file__ = sys.argv[1]
 Path(sys.argv[1]).write_text("import os, time; os.close(2); time.sleep(600)")
 rig = Rig(InductorBackend(), compile="behind", workers=2)
-rig.bind(seeded(Model))(*inputs(), is_behind=True)
+rig.bind(seeded(Model))(*inputs(), background_compile=True)
 while not rig.backend.workers.running:
     time.sleep(0.01)
 print(rig.backend._background.queue.left, rig.backend.workers._process._process.pid)

@@ -42,7 +42,7 @@ def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -
     with rig.expect(eager_calls=1):
         assert rig.call(bound, *inputs()) == 0  # the very originals
     assert (len(rig.workers.jobs), rig.queue.left, rig.workers.started) == (0, 2, []), "it works on nothing itself"
-    assert (bound.program.ran_originals, code_of(bound)) == (True, Code.COMING)
+    assert (bound.program.ran_originals, code_of(bound)) == (True, Code.MISSING)
     rig.work()
     assert (len(rig.workers.jobs), rig.queue.left, rig.workers.started) == (2, 2, [(2, CPU)])
     rig.workers.finish()
@@ -51,7 +51,7 @@ def test_a_call_runs_originals_and_a_later_one_the_code_that_came(rig: Behind) -
     rig.work()
     with rig.expect(eager_calls=1, region_compiles=1, verifications=1, region_calls=2):
         assert rig.call(bound, *inputs()) <= TOLERANCE
-    assert (bound.program.ran_originals, code_of(bound)) == (True, Code.COMING)
+    assert (bound.program.ran_originals, code_of(bound)) == (True, Code.MISSING)
     rig.come()
     assert code_of(bound) is Code.READY, "the next call runs it all"
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=4):
@@ -75,9 +75,9 @@ def test_a_call_compares_the_code_of_a_few_regions_and_of_more_where_it_runs_the
     for _ in range(2):
         rig.workers.finish()
         rig.work()
-    assert code_of(bound) is Code.CAME, "so many that a call is worth it"
+    assert code_of(bound) is Code.UNVERIFIED, "so many that a call is worth it"
     rig.come()
-    assert code_of(bound) is Code.CAME, "too many for one call"
+    assert code_of(bound) is Code.UNVERIFIED, "too many for one call"
     with rig.expect(eager_calls=1, region_compiles=2, verifications=2, region_calls=4):
         assert rig.call(bound, x) <= TOLERANCE
     assert code_of(bound) is Code.READY
@@ -111,7 +111,7 @@ def test_while_a_call_is_recorded_it_runs_again_what_it_ran(rig: Behind) -> None
     rig.leave(bound, *inputs())
     rig.workers.finish()
     rig.work()
-    expected = bound(*inputs(), is_behind=True)
+    expected = bound(*inputs(), background_compile=True)
     rig.come()
     bound.program._regions.misses.repeat()  # type: ignore[attr-defined]
     with rig.expect(region_calls=2), torch.inference_mode(), miss_path_hooks(bound):
@@ -228,7 +228,7 @@ def test_two_processes_with_one_store_compile_each_region_once(tmp_path: Path) -
     assert second.queue.left == 2
     second.now += 1.0
     second.work()
-    assert (second.queue.left, code_of(other)) == (1, Code.COMING)
+    assert (second.queue.left, code_of(other)) == (1, Code.MISSING)
     first.come()
     second.now += 2.0
     second.come()
@@ -302,7 +302,7 @@ def test_a_call_does_not_wait_for_a_load_that_waits_for_a_compile(tmp_path: Path
     bound, compiles, ends = rig.bind(seeded(Block)), threading.Event(), threading.Event()
 
     def compile_something() -> None:
-        with private_cache.one_at_a_time:
+        with private_cache.inductor_lock:
             compiles.set()
             ends.wait(60)
 

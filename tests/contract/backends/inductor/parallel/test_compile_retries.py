@@ -89,7 +89,9 @@ def test_code_that_is_wrong_at_a_calls_sizes_is_made_for_these_and_then_no_more(
 ) -> None:
     hints: list[Any] = []
     traced = work.traced
-    monkeypatch.setattr(work, "traced", lambda task, between: (hints.append(task.hints), traced(task, between))[1])
+    monkeypatch.setattr(
+        work, "traced", lambda task, yield_point: (hints.append(task.hints), traced(task, yield_point))[1]
+    )
     monkeypatch.setattr(region, "difference_from_original", lambda *given: "other numbers")
     bound = rig.bind(seeded(Block))
     rig.leave(bound, tokens())
@@ -179,7 +181,7 @@ def test_workers_that_always_end_are_started_a_few_times_and_then_no_more(rig: B
         rig.now += 61
         rig.work()
     assert (len(rig.workers.jobs), rig.queue.has_no_workers) == (0, True)
-    rig.work(here=True)
+    rig.work(compile_local=True)
     assert rig.queue.left == 0
 
 
@@ -207,7 +209,7 @@ def test_a_fault_of_the_system_in_this_process_ends(rig: Behind, monkeypatch: py
     rig = Behind(workers=0)
     monkeypatch.setattr(work, "compile_trace", fail)
     rig.leave(rig.bind(seeded(Block)), tokens())
-    rig.work(here=True)
+    rig.work(compile_local=True)
     assert (rig.queue.left, len(rig.queue.table.failed)) == (0, 1)
 
 
@@ -234,8 +236,8 @@ def test_what_needs_the_gpu_is_compiled_by_this_process_while_no_prompt_runs(rig
     with rig.expect(eager_calls=1, region_compiles=1, verifications=1, region_calls=2):
         assert rig.call(bound, *inputs()) <= TOLERANCE
     rig.come()
-    assert (rig.queue.left, code_of(bound)) == (1, Code.COMING)
-    rig.work(here=True)
+    assert (rig.queue.left, code_of(bound)) == (1, Code.MISSING)
+    rig.work(compile_local=True)
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=4):
         assert rig.call(bound, *inputs()) <= TOLERANCE
 
@@ -248,7 +250,7 @@ def test_so_is_a_block_whose_trace_cannot_be_sent(rig: Behind, monkeypatch: pyte
     compiles_here(rig, "cannot pickle a lock")
 
 
-@pytest.mark.parametrize("where", ["in_use", "_do_next", "twice another environment", "RESOLUTE_WORKERS=0"])
+@pytest.mark.parametrize("where", ["in_use", "_step", "twice another environment", "RESOLUTE_WORKERS=0"])
 def test_so_are_all_blocks_where_no_worker_can_be_had(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: Any, **named: Any) -> Any:
         raise OSError("no process")
@@ -256,7 +258,7 @@ def test_so_are_all_blocks_where_no_worker_can_be_had(where: str, monkeypatch: p
     rig = Behind(workers=0 if "WORKERS" in where else 2)
     if where == "in_use":
         monkeypatch.setattr(rig.workers, where, fail)
-    elif where == "_do_next":  # a fault of ours
+    elif where == "_step":  # a fault of ours
         with monkeypatch.context() as patch:
             patch.setattr(rig.queue.work, where, fail)
             rig.work()
@@ -274,6 +276,6 @@ def compiles_here(rig: Behind, said: str = "") -> None:
     rig.leave(bound, tokens())
     rig.leave(bound, tokens())
     assert (len(rig.workers.jobs), rig.queue.left) == (0, 1)
-    rig.work(here=True)
+    rig.work(compile_local=True)
     with rig.expect(**CAME):
         assert rig.call(bound, tokens()) <= TOLERANCE

@@ -32,7 +32,7 @@ from benchmarks.cards import description
 from compile_cache.backends.inductor.parallel import described_gpu, job, process
 from compile_cache.backends.inductor.parallel.failures import NeedsGpuError, OtherEnvironmentError
 card, dtype = json.loads(sys.argv[1]), getattr(torch, sys.argv[2])
-described_gpu.stand_in(card)
+described_gpu.install_fake_gpu(card)
 from compile_cache.backends.inductor.compile.tracing import bind_dims, trace
 from compile_cache.backends.inductor.parallel.job import job_of, settings_for
 from compile_cache.backends.inductor.parallel.pool import WorkerPool
@@ -123,15 +123,15 @@ def test_registers_and_stack_of_a_binary_are_those_that_the_assembler_tells(
     assert stack is not None
     expected = int(registers[1]), int(stack[1])
     assert (expected[1] > 0) == (count > most)
-    assert described_gpu.of_each_thread(SimpleNamespace(asm={"cubin": binary.read_bytes()})) == expected
-    assert described_gpu.of_each_thread(SimpleNamespace(cubin_path=str(binary))) == expected
+    assert described_gpu.registers_and_stack(SimpleNamespace(asm={"cubin": binary.read_bytes()})) == expected
+    assert described_gpu.registers_and_stack(SimpleNamespace(cubin_path=str(binary))) == expected
 
 
 def test_registers_and_stack_of_a_kernel_for_amd_are_read_from_its_text(tmp_path: Path) -> None:
     text = "    .private_segment_fixed_size: 48\n    .vgpr_count:     96\n"
     (tmp_path / "kernel.amdgcn").write_text(text)
-    assert described_gpu.of_each_thread(SimpleNamespace(asm={"amdgcn": text})) == (96, 48)
-    assert described_gpu.of_each_thread(SimpleNamespace(cubin_path=str(tmp_path / "kernel.hsaco"))) == (96, 48)
+    assert described_gpu.registers_and_stack(SimpleNamespace(asm={"amdgcn": text})) == (96, 48)
+    assert described_gpu.registers_and_stack(SimpleNamespace(cubin_path=str(tmp_path / "kernel.hsaco"))) == (96, 48)
 
 
 @needs_descriptions
@@ -160,7 +160,7 @@ def test_a_torch_that_cannot_take_a_description_is_another_environment(monkeypat
     def refuse(given: Any) -> None:
         raise AttributeError("no such function")
 
-    monkeypatch.setattr(job.described_gpu, "stand_in", refuse)
+    monkeypatch.setattr(job.described_gpu, "install_fake_gpu", refuse)
     settings = {"device": "cuda:0", "card": description("sm_90"), "inductor": {}, "flags": {}, "environment": []}
     made, _ = job.work(vars(job.Job("key", "label", b"", (), True, settings)))
     assert isinstance(made, str)

@@ -31,8 +31,8 @@ def in_two_states(module: Any) -> HookBuilder:
         return [(site, [x.new_empty((1, 1, 1)).expand(x.shape)]) for site in sites]
 
     sites = [
-        RegionSite("block", "Block.even", module, original, (TOKENS,), others=others),
-        RegionSite("block", "Block.odd", module, twice, (TOKENS,), others=others),
+        RegionSite("block", "Block.even", module, original, (TOKENS,), foreseen=others),
+        RegionSite("block", "Block.odd", module, twice, (TOKENS,), foreseen=others),
     ]
 
     def build(run: Any, bypass: Any) -> list[Hook]:
@@ -50,13 +50,13 @@ def test_what_other_calls_of_a_block_need_is_made_after_all_that_calls_came_to(r
     rig.call(bound, tokens(4))
     rig.call(rig.bind(seeded(Convolution)), random(2, 8, 6, 6))
     assert [task.is_foreseen for task in rig.queue.tasks] == [False, True, False]
-    assert all(task.call.site.others is None for task in rig.queue.tasks), "it would hold the block with its weights"
+    assert all(task.call.site.foreseen is None for task in rig.queue.tasks), "it would hold the block with its weights"
     rig.work()
     assert [job.label for job, _ in rig.workers.jobs] == ["Block.even", "Convolution", "Block.odd"]
     rig.come()
     rig.call(bound, tokens(4))
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
-        assert relative_error(bound(tokens(5), is_behind=True), expected) <= TOLERANCE
+        assert relative_error(bound(tokens(5), background_compile=True), expected) <= TOLERANCE
 
 
 def test_a_call_that_waits_leaves_only_what_it_came_to(rig: Behind) -> None:

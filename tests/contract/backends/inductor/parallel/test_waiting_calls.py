@@ -189,7 +189,7 @@ def test_if_loras_of_gguf_weights_hold_the_memory_they_go_and_the_call_runs_agai
     one = Rig(InductorBackend(), workers=0)
     module, held, calls = seeded(Model), [True], []
 
-    def give_up(weights: Any) -> bool:
+    def free_after_oom(weights: Any) -> bool:
         assert {id(each) for each in weights} == {id(each) for each in module.parameters()}
         return bool(held and held.pop())
 
@@ -199,7 +199,7 @@ def test_if_loras_of_gguf_weights_hold_the_memory_they_go_and_the_call_runs_agai
             raise torch.cuda.OutOfMemoryError("too large")
         return tensors[0]
 
-    monkeypatch.setattr(program.gguf_loras, "give_up", give_up)
+    monkeypatch.setattr(program.gguf_loras, "free_after_oom", free_after_oom)
     bound = one.bind(module)
     bound(*inputs(), invoke=invoke, module=module)
     assert len(calls) == 2
@@ -246,14 +246,14 @@ def test_a_call_that_claimed_the_host_takes_no_work_from_a_thread_that_pauses_fo
     rig.call(bound, tokens())
     claimed, traces = threading.Event(), threading.Event()
 
-    def between() -> None:
+    def yield_point() -> None:
         traces.set()
         claimed.wait(60)
         host.rest()
 
     def work() -> None:
         with host.working():
-            rig.queue.work.do_one(here=False, between=between)
+            rig.queue.work.step(compile_local=False, yield_point=yield_point)
 
     def call() -> None:
         with host.claimed():  # as where the call is captured

@@ -112,7 +112,7 @@ def test_a_failure_beside_a_stored_region_costs_no_prompt(
     for _ in range(2):
         assert model.error(*TENSORS) <= TOLERANCE
     rig.backend.stored()
-    rig.backend.located(model.program.region_keys, torch.device("cpu"), rig.cache.config)
+    rig.backend.locate(model.program.region_keys, torch.device("cpu"), rig.cache.config)
     assert rig.cache.stats.counters.compile_failures == 0
     assert rig.cache.stats.counters.region_calls == 2, "the region ran compiled all the same"
 

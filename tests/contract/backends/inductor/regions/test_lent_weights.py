@@ -68,7 +68,7 @@ def test_a_call_that_waits_for_code_is_lent_the_weights_of_what_an_earlier_call_
     rig.call(bound, tokens())
     rig.workers.at_once = True
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
-        assert rig.call(bound, tokens(), is_behind=False) <= TOLERANCE
+        assert rig.call(bound, tokens(), background_compile=False) <= TOLERANCE
     assert lent.times == 2
 
 

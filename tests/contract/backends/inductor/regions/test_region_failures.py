@@ -150,13 +150,13 @@ class TestNoArtifact:
             assert bound.error(tokens()) == 0
             assert bound.error(tokens()) == 0
 
-    @pytest.mark.parametrize("is_behind", [False, True])
-    def test_an_empty_input_first_runs_eagerly_and_other_sizes_compiled(self, is_behind: bool) -> None:
+    @pytest.mark.parametrize("background_compile", [False, True])
+    def test_an_empty_input_first_runs_eagerly_and_other_sizes_compiled(self, background_compile: bool) -> None:
         rig = Rig(InductorBackend(), workers=0)
         bound = rig.bind(seeded(Block))
         with rig.expect({"compile_failed": 3}, eager_calls=3):
             for batch, count in ((2, 0), (0, 5), (2, 0)):
-                assert bound(tokens(count, batch), is_behind=is_behind).shape == (batch, count, 4)
+                assert bound(tokens(count, batch), background_compile=background_compile).shape == (batch, count, 4)
         with rig.expect(region_compiles=1, verifications=1, region_calls=2, graph_calls=2):
             assert bound.error(tokens(5)) <= TOLERANCE
             assert bound.error(tokens(9)) <= TOLERANCE

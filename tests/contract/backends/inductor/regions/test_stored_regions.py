@@ -135,7 +135,7 @@ def test_locating_stored_regions_does_not_import_inductor(kept: Path) -> None:
     backend = InductorBackend()
     keys = frozenset(artifact.key for artifact in everything(store_of(kept)))
     config = CacheConfig(store_folder=kept, source="one")
-    assert backend.located([*keys, "unknown"], CPU, config) == Located(on_disk=keys, missing=frozenset({"unknown"}))
+    assert backend.locate([*keys, "unknown"], CPU, config) == Located(on_disk=keys, missing=frozenset({"unknown"}))
     assert backend._table is None
 
 

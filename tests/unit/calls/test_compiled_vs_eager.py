@@ -13,7 +13,7 @@ import torch
 from compile_cache.backends.base import Code
 from compile_cache.call_policy import ANYTHING
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures.attempts import NOT_RESIDENT
+from compile_cache.captures.capture_policy import NOT_RESIDENT
 from compile_cache.choices.stopwatch import stopwatch_on
 from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassCode, BypassReason
@@ -67,7 +67,7 @@ class Program(FakeProgram):
         self.before: Callable[[], object] = lambda: None
 
     def code_of(self, key: GraphKey) -> Code:
-        return Code.COMING if self.lacks else Code.READY
+        return Code.MISSING if self.lacks else Code.READY
 
     def run(self, call: Any) -> Any:
         self.before()
@@ -97,7 +97,7 @@ class Rig:
     def __init__(self, compiled: float, original: float, folder: Path | None = None, source: str = "") -> None:
         self.device = Device(compiled, original)
         self.cache = GraphCache(CacheConfig(store_folder=folder, source=source))
-        self.cache.whole_calls._stopwatch = self.device.stopwatch
+        self.cache.compiled_vs_eager._stopwatch = self.device.stopwatch
         self.program = Program(self.device)
 
     def run(self, shape: tuple[int, ...] = (1, 4, 3, 8, 8), **changes: Any) -> str:
@@ -111,7 +111,7 @@ class Rig:
         changes = {"invoke": invoke, **changes}
         signature = Signature((("latent", TensorSpec(shape, "float32", "cpu")),))
         call = replace(
-            Module().call(), tensors=[x], is_compared=True, policy=ANYTHING.uncaptured(),
+            Module().call(), tensors=[x], benchmark_eager=True, policy=ANYTHING.uncaptured(),
             key=GraphKey(signature, Role.VAE_DECODE, "model" * 8, "fake"),
         )  # fmt: skip
         before = len(self.device.ran)
@@ -129,7 +129,7 @@ def test_calls_run_both_ways_in_turn_until_the_faster_is_known() -> None:
     rig = Rig(compiled=1.0, original=2.0)
     rig.settle()
     assert [rig.run() for _ in range(3)] == ["compiled"] * 3
-    (found,) = rig.cache.whole_calls.report()
+    (found,) = rig.cache.compiled_vs_eager.report()
     numbers = 4 * 3 * 8 * 8
     assert (found["seconds"], found["original_seconds"]) == (numbers, 2 * numbers)
     assert (found["is_settled"], found["is_left_alone"]) == (True, False)
@@ -161,7 +161,7 @@ def test_the_first_size_that_is_settled_answers_for_its_class() -> None:
     rig = Rig(2.0, 1.0)
     rig.settle()
     assert [rig.run(shape) for shape in (SMALL, LARGE)] == ["original"] * 2
-    (found,) = rig.cache.whole_calls.report()
+    (found,) = rig.cache.compiled_vs_eager.report()
     assert (found["shape"], found["is_left_alone"]) == ([1, 4, 3, 8, 8], True)
 
 
@@ -194,7 +194,7 @@ def test_a_call_without_memory_goes_on_as_before_and_is_not_timed() -> None:
     rig.program.run_failures = [oom()]
     with pytest.raises(torch.cuda.OutOfMemoryError):
         rig.run()  # core continues in tiles
-    assert rig.cache.whole_calls.report() == []
+    assert rig.cache.compiled_vs_eager.report() == []
     rig.settle()
 
 
@@ -222,7 +222,7 @@ def test_an_original_without_memory_is_not_tried_again(is_settled: bool) -> None
     assert [rig.run() for _ in range(3)] == ["compiled"] * 3
     assert rig.run((1, 4, 12, 8, 8)) == "compiled"
     assert rig.run((1, 4, 12, 8, 8)) == "original", "another size class is compared"
-    rig.cache.whole_calls.measure_again()
+    rig.cache.compiled_vs_eager.measure_again()
     rig.settle()
 
 
@@ -232,7 +232,7 @@ def test_a_person_can_have_all_compared_again(tmp_path: Path) -> None:
     rig.device.takes["compiled"] = 0.5
     rig.cache.trim()  # as the node Free Graphs does in each prompt
     assert rig.run() == "original"
-    rig.cache.whole_calls.measure_again()
+    rig.cache.compiled_vs_eager.measure_again()
     assert Rig(0.5, 1.0, tmp_path).run() == "compiled"
     rig.settle()
     assert rig.run() == "compiled"
@@ -255,7 +255,7 @@ def test_a_captured_call_is_compared_by_its_replays() -> None:
     assert ran == ["captures", "eager_calls", "replays", "eager_calls", "replays"]
 
 
-AS_IT_COMES = {"is_compared": False, "is_behind": True}
+AS_IT_COMES = {"benchmark_eager": False, "background_compile": True}
 ORIGINALS, STEPS = 4, 12  # of originals, and then of compiled code, before it is known
 
 
@@ -288,7 +288,7 @@ def in_each_run(change: Callable[[Rig], object]) -> Step:
 
 
 def timed_by(stopwatch: Any) -> Step:
-    return lambda rig: setattr(rig.cache.whole_calls, "_stopwatch", stopwatch)
+    return lambda rig: setattr(rig.cache.compiled_vs_eager, "_stopwatch", stopwatch)
 
 
 def nothing(rig: Rig) -> None: ...
@@ -313,18 +313,18 @@ def another_call(rig: Rig) -> None:
 
 
 def nothing_is_known(rig: Rig) -> None:
-    assert rig.cache.whole_calls.report() == []
+    assert rig.cache.compiled_vs_eager.report() == []
 
 
 def only_originals_are_known(rig: Rig) -> None:
-    (found,) = rig.cache.whole_calls.report()
+    (found,) = rig.cache.compiled_vs_eager.report()
     assert (found["is_settled"], found["seconds"]) == (False, 0.0)
 
 
-def settled(is_left_alone: bool) -> Step:
+def settled(stays_eager: bool) -> Step:
     def check(rig: Rig) -> None:
-        (found,) = rig.cache.whole_calls.report()
-        assert (found["is_settled"], found["is_left_alone"]) == (True, is_left_alone)
+        (found,) = rig.cache.compiled_vs_eager.report()
+        assert (found["is_settled"], found["is_left_alone"]) == (True, stays_eager)
 
     return check
 
@@ -374,7 +374,7 @@ SCENARIOS: dict[str, tuple[float, float, list[Step]]] = {
         device(is_behind=True), "c", another_call, another_call, another_call, nothing_is_known, "o"]),
     "a latent without numbers is no time": (1.0, 2.0, [in_each_run(lambda rig: device(now=rig.device.now + 1)(rig)),
                                                        ("ccc", {"shape": (1, 4, 3, 0, 8)})]),
-    "calls that are not compared": (2.0, 1.0, [("ccccc", {"is_compared": False}), nothing_is_known]),
+    "calls that are not compared": (2.0, 1.0, [("ccccc", {"benchmark_eager": False}), nothing_is_known]),
     "a CPU": (2.0, 1.0, [timed_by(stopwatch_on), "cccccc", nothing_is_known]),
     "steps stay compiled": (0.5, 1.0, [prompts_behind, "CCC", settled(False)]),
     "steps stay compiled unless they lose": (1.02, 1.0, [prompts_behind, "CCC", settled(False)]),
@@ -429,26 +429,26 @@ def test_calls_of_which_the_device_is_some_behind_are_compared(behind: int) -> N
         watches.append(Late(rig.device))
         return watches[-1]
 
-    rig.cache.whole_calls._stopwatch = stopwatch
+    rig.cache.compiled_vs_eager._stopwatch = stopwatch
     steps_of(rig, "original", ORIGINALS + behind)
     assert steps_of(rig, "compiled", 2 * STEPS)[-1] == "original"
 
 
 def test_what_was_measured_behind_the_picture_holds_for_every_start(tmp_path: Path) -> None:
     prompts_behind(Rig(2.0, 1.0, tmp_path))
-    assert Rig(2.0, 1.0, tmp_path).run(is_compared=False) == "original", "compiled before the picture"
-    assert Rig(2.0, 1.0, tmp_path, source="other code").run(is_compared=False) == "compiled"
+    assert Rig(2.0, 1.0, tmp_path).run(benchmark_eager=False) == "original", "compiled before the picture"
+    assert Rig(2.0, 1.0, tmp_path, source="other code").run(benchmark_eager=False) == "compiled"
 
 
 def test_originals_that_came_are_kept_for_the_next_start_and_for_a_new_comparison(tmp_path: Path) -> None:
     """Once the code is there, no step runs its original any more."""
     steps_of(first := Rig(2.0, 1.0, tmp_path), "original", ORIGINALS + 1)
-    assert len(first.cache.whole_calls.report()) == 1
+    assert len(first.cache.compiled_vs_eager.report()) == 1
     again = Rig(2.0, 1.0, tmp_path)
     assert steps_of(again, "compiled", STEPS + 1)[-1] == "original"
-    again.cache.whole_calls.measure_again()
+    again.cache.compiled_vs_eager.measure_again()
     assert steps_of(again, "compiled", STEPS + 1) == ["compiled"] * STEPS + ["original"]
-    again.cache.whole_calls.measure_again()
+    again.cache.compiled_vs_eager.measure_again()
     again.device.takes["compiled"] = 0.5
     assert steps_of(again, "compiled", 2 * STEPS) == ["compiled"] * 2 * STEPS
 
@@ -463,7 +463,7 @@ def test_a_step_that_is_left_alone_has_its_weights_as_it_had_them_when_it_was_ti
 
 def test_the_seconds_of_the_latest_call_are_known_once_both_ways_were_timed() -> None:
     rig = Rig(0.5, 1.0)
-    times_of, owner, numbers = rig.cache.whole_calls.times_of, rig.program.owner, 4 * 3 * 8 * 8
+    times_of, owner, numbers = rig.cache.compiled_vs_eager.times_of, rig.program.owner, 4 * 3 * 8 * 8
     steps_of(rig, "original", ORIGINALS)
     assert times_of(owner) is times_of(9) is None
     steps_of(rig, "compiled", 2)

@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compile_cache.regions import kept_results
-from compile_cache.regions.kept_results import Content, Inputs, KeptResults, values_of
+from compile_cache.regions import prologue_cache
+from compile_cache.regions.prologue_cache import Content, Inputs, PrologueCache, values_of
 from compile_cache.stats import Counters
 
 BLOCKS = 3
@@ -25,7 +25,7 @@ class Model:
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self.counters = Counters()
-        self.kept = KeptResults(limit, self.counters)
+        self.kept = PrologueCache(limit, self.counters)
         self.ran: list[int] = []
 
     def call(self, time: torch.Tensor, ahead: Mapping[Content, Inputs] = MappingProxyType({})) -> None:
@@ -67,7 +67,7 @@ def test_a_prologue_runs_once_for_each_time_and_batch(mode: Any) -> None:
 
 def test_the_values_of_an_input_are_read_once_for_a_call_and_not_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     model, reads = Model(), []
-    monkeypatch.setattr(kept_results, "values_of", lambda inputs: reads.append(inputs) or values_of(inputs))
+    monkeypatch.setattr(prologue_cache, "values_of", lambda inputs: reads.append(inputs) or values_of(inputs))
     for _ in range(5):
         model.call(rows(1.0))
     assert len(reads) == 5 + (BLOCKS - 1), "and for each block of the first, which computes"
@@ -157,7 +157,7 @@ def test_nothing_is_known_after_the_weights_changed() -> None:
 
 
 def test_a_result_keeps_no_memory_of_its_input_nor_of_a_larger_tensor() -> None:
-    kept = KeptResults(1 << 20)
+    kept = PrologueCache(1 << 20)
     time, large = torch.zeros(2, 4), torch.zeros(100, 4)
     view, part = kept.get("block", [time], lambda several: [[time[:, None], large[:1]]])
     time.fill_(1)
@@ -182,7 +182,7 @@ def test_results_ahead_push_nothing_out() -> None:
     assert model.kept.bytes == 4 * 4 * 4
     model.kept.get("another", [rows(0.9)], lambda several: [], lambda: later)
     assert model.counted == (4, 1)
-    small = KeptResults(2 * 4 * 4)
+    small = PrologueCache(2 * 4 * 4)
     small.get("block", [rows(0.9)], lambda several: [[each * 2] for (each,) in several], lambda: later)
     assert small.bytes == small.limit
     small.get("block", [rows(0.9)], lambda several: [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compile_cache.coming import CompileEta
+from compile_cache.compile_eta import CompileEta
 
 SHARE = 0.1
 
@@ -37,11 +37,11 @@ class Machine:
                 self.now = min(self.now + 1.0, when)
             if what == "traced":
                 kind = waiting.pop(0)
-                self.eta.traced(self.trace)
-                self.eta.submitted(name, kind, self.workers, when)
+                self.eta.record_trace(self.trace)
+                self.eta.record_submit(name, kind, self.workers, when)
             else:
-                self.eta.ended(name, when)
-                self.eta.took(kind := name.rstrip("0123456789"), kinds[kind])
+                self.eta.record_end(name, when)
+                self.eta.record_compile(kind := name.rstrip("0123456789"), kinds[kind])
         assert self.eta.seconds([], self.workers, share, self.now) == 0
         return [seconds / (self.now - at) for at, seconds in self.estimates if self.now - at > 0.2 * (self.now - begun)]
 
@@ -69,26 +69,26 @@ def test_before_a_job_ended_nothing_tells_what_one_takes() -> None:
     assert eta.seconds([], 2, 1.0, 0.0) == 0.0
     assert eta.seconds(["Block"], 2, 1.0, 0.0) is None
     for name in "abc":
-        eta.submitted(name, "Block", 2, 0.0)
+        eta.record_submit(name, "Block", 2, 0.0)
     assert eta.seconds([], 2, 1.0, 300.0) is None, "on a busy machine the first job may take minutes"
-    eta.ended("a", 300.0)
-    eta.took("Block", 20.0)
+    eta.record_end("a", 300.0)
+    eta.record_compile("Block", 20.0)
     assert eta.seconds([], 2, 1.0, 300.0) == 20.0, "the third begins, and takes as long"
 
 
 def test_traces_that_get_a_share_of_the_time_are_what_takes_longest() -> None:
     eta = CompileEta()
     for seconds, trace in (3.0, 0.25), (0.5, 0.375), (0.5, 0.5):
-        eta.traced(seconds)
-        eta.submitted("a", "Block", 16, seconds)
-        eta.ended("a", 6.0)
-        eta.took("Block", 5.0)
+        eta.record_trace(seconds)
+        eta.record_submit("a", "Block", 16, seconds)
+        eta.record_end("a", 6.0)
+        eta.record_compile("Block", 5.0)
         assert eta.seconds(["Block"] * 10, 16, SHARE, 6.0) == pytest.approx(10 * trace / SHARE + 5)
 
 
 def test_a_job_that_failed_tells_no_seconds() -> None:
     eta = CompileEta()
-    eta.submitted("a", "Block", 1, 0.0)
-    eta.ended("a", 1.0)
-    eta.submitted("b", "Block", 1, 1.0)
+    eta.record_submit("a", "Block", 1, 0.0)
+    eta.record_end("a", 1.0)
+    eta.record_submit("b", "Block", 1, 1.0)
     assert eta.seconds([], 1, 1.0, 1.0) is None

@@ -14,18 +14,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-def maps(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """`Maps` if x is on CUDA, where regions take it channels-last; otherwise a context that does nothing."""
-    return Maps() if x.is_cuda else nullcontext()
+def channels_last(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """`ChannelsLastMode` if x is on CUDA, where regions take it channels-last; else a context that does nothing."""
+    return ChannelsLastMode() if x.is_cuda else nullcontext()
 
 
-class Maps(TorchFunctionMode):
+class ChannelsLastMode(TorchFunctionMode):
     """Makes the results of `cat`, `repeat` and `rearrange`'s last `reshape` channels-last, in this thread only. Results
     are (batch, channels, frames, height, width), with torch's values.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        instead = _AS_MAPS.get(func)
+        instead = _AS_CHANNELS_LAST.get(func)
         result = None if instead is None else instead(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
 
@@ -61,7 +61,7 @@ def _folded(x: torch.Tensor, *shape: Any) -> torch.Tensor | None:
     return x.movedim(1, -1).reshape(batch, *sizes, channels).movedim(-1, 1)
 
 
-_AS_MAPS: dict[Any, Callable[..., Any]] = {
+_AS_CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
     torch.cat: _joined,
     torch.Tensor.repeat: _repeated,
     torch.Tensor.reshape: _folded,

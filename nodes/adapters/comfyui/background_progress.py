@@ -27,7 +27,7 @@ unfinished: dict[Part, Callable[[Text], None]] = {}
 _ticker: threading.Thread | None = None
 
 
-def waits(part: Part, gain: Callable[[], float | None] | None, show_end: Callable[[Text], None]) -> None:
+def note_waiting_call(part: Part, gain: Callable[[], float | None] | None, show_end: Callable[[Text], None]) -> None:
     """Note that a call ran original blocks while their code is being compiled. gain: if a capture of the originals
     served the call, returns its speedup, None while unknown. show_end: called with a text once all is compiled, unless
     a run in progress reports it.
@@ -35,10 +35,10 @@ def waits(part: Part, gain: Callable[[], float | None] | None, show_end: Callabl
     with _lock:
         _waiting[part] = gain
         unfinished[part] = show_end
-    goes_on()
+    ensure_ticker()
 
 
-def goes_on() -> None:
+def ensure_ticker() -> None:
     """Start the thread that counts compiling regions on the badge, if it is not running."""
     global _ticker
     with _lock:
@@ -53,7 +53,7 @@ def run_ends(part: Part) -> None:
         _waiting.pop(part, None)
 
 
-def has_come(part: Part) -> None:
+def note_all_compiled(part: Part) -> None:
     """Note that a call of the part ran all its regions compiled."""
     run_ends(part)
     unfinished.pop(part, None)
@@ -70,11 +70,11 @@ def _about(seconds: float) -> str:
     return f"{short} s" if (short := rounded(seconds)) < 120 else f"{round(seconds / 60)} min"
 
 
-def coming(more: int = 0) -> tuple[int, float | None]:
+def compile_eta(more: int = 0) -> tuple[int, float | None]:
     """How many regions all backends are compiling, and the seconds until these are ready, and `more` regions that no
     call has requested yet. The seconds are None while there is no estimate.
     """
-    counts, seconds = zip(*(registry.get(name).coming(more) for name in registry.NAMES), strict=True)
+    counts, seconds = zip(*(registry.get(name).compile_eta(more) for name in registry.NAMES), strict=True)
     known = [each for each in seconds if each is not None]
     return sum(counts), max(known) if len(known) == len(seconds) else None
 
@@ -97,7 +97,7 @@ def running_counts() -> dict[Part, tuple[int, int]]:
     return {part: count for part, count in list(counts.items()) if part[0] in running}
 
 
-def _lacking() -> int:
+def _uncompiled_count() -> int:
     """How many regions of the prompt have no code. Those of a decoder that has not run yet count too, so that the first
     estimate covers all. An encoder runs before sampling; if it left no region to compile by then, it is not used.
     """
@@ -118,10 +118,10 @@ def _tick() -> None:
     shown: dict[object, str] = {}
     look = threading.Event()
     while not look.wait(_TICK):
-        left, _ = coming()
+        left, _ = compile_eta()
         total, before = total + max(left - before, 0), left
-        more = max(_lacking() - total, 0) if prompt_runs() else 0
-        _, seconds = coming(more)
+        more = max(_uncompiled_count() - total, 0) if prompt_runs() else 0
+        _, seconds = compile_eta(more)
         with _lock:
             if not prompt_runs():
                 _waiting.clear()

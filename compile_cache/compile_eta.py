@@ -29,20 +29,20 @@ class CompileEta:
         self._took: dict[str, tuple[float, ...]] = {}  # by label
         self._traces: tuple[float, ...] = (_TRACE, _TRACE)  # the first trace also imports, so it must not count alone
 
-    def traced(self, seconds: float) -> None:
+    def record_trace(self, seconds: float) -> None:
         """Record the seconds of one trace for workers."""
         self._traces = (*self._traces, seconds)[-_KEPT:]
 
-    def submitted(self, key: str, label: str, workers: int, now: float) -> None:
+    def record_submit(self, key: str, label: str, workers: int, now: float) -> None:
         """Record a job that was submitted to workers, or that this process begins itself as the only worker."""
         running = sum(job.begun is not None for job in self._jobs.values())
         self._jobs[key] = _Job(label, now if running < workers else None)
 
-    def took(self, label: str, seconds: float) -> None:
+    def record_compile(self, label: str, seconds: float) -> None:
         """Record the seconds in which a job compiled its region."""
         self._took[label] = (*self._took.get(label, ()), seconds)[-_KEPT:]
 
-    def ended(self, key: str, now: float) -> None:
+    def record_end(self, key: str, now: float) -> None:
         """Record that a job ended or failed. Its worker begins the next one."""
         self._jobs.pop(key, None)
         following = next((each for each in self._jobs.values() if each.begun is None), None)

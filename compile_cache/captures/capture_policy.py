@@ -1,4 +1,5 @@
-"""Attempts to capture calls. Only this module makes captures, and keeps and words the reasons why one is not made.
+"""Which calls are captured. Only this module makes captures, and keeps and words the reasons why one is not made.
+made.
 
 Three refusals arise elsewhere: over budget and no gain in the recording, weights not resident in `Weights.pin`. The
 reasons from outside the cache come with the call, in `Call.policy`.
@@ -56,13 +57,13 @@ class CallState:
     check_at: float = 0.0
     retry_at: float = 0.0
     unexpected_out_of_memory: bool = False  # the weights did not fit once, though there seemed to be room
-    worked_in: int = 0  # peak bytes that a run of the call allocated
+    peak_bytes: int = 0  # peak bytes that a run of the call allocated
     needed: int = 0  # workspace bytes of a refused capture
     name: str = ""  # its key among the calls that gain nothing: a digest of graph, torch flags and tier
     host_share: float | None = None  # of a run that gained nothing, if this process measured it
 
 
-class CaptureAttempts:
+class CapturePolicy:
     """Puts captures into `captures`, or refuses them with a reason. GraphCache's lock guards it."""
 
     def __init__(self, captures: Captures, stats: Stats, config: CacheConfig, reach: Reach = free_bytes) -> None:
@@ -118,7 +119,7 @@ class CaptureAttempts:
         known = self.gains_nothing(key)
         return (self._state(key).host_share or LEAST_HOST_SHARE) if known else None
 
-    def may_bring_in(self, key: CaptureKey, pages: int, to_capture: bool) -> bool:
+    def may_load(self, key: CaptureKey, pages: int, to_capture: bool) -> bool:
         """True if all weights of a call, `pages` bytes, should be loaded, which may evict other models' weights."""
         reason = self.reason(key)
         if reason is not None and reason.code in (BypassCode.OUT_OF_MEMORY, BypassCode.STREAMED_WEIGHTS):
@@ -131,26 +132,26 @@ class CaptureAttempts:
     def _fits(self, key: CaptureKey, pages: int) -> bool:
         """True if `pages` bytes of weights fit beside the memory that a capture of the call needs, as far as known."""
         reach = self._reach(key.device)
-        return not reach or reach >= pages + room_for(self._state(key).worked_in) + self._spare
+        return not reach or reach >= pages + room_for(self._state(key).peak_bytes) + self._spare
 
-    def is_measured_first(self, call: Call, key: CaptureKey) -> bool:
+    def needs_trial_run(self, call: Call, key: CaptureKey) -> bool:
         """True if pinned pages might leave the call too little memory: it first runs once eagerly, to measure it."""
-        if not (call.is_behind and call.weights.pages) or self._state(key).worked_in:
+        if not (call.background_compile and call.weights.pages) or self._state(key).peak_bytes:
             return False
         return 0 < self._reach(key.device) < call.weights.bytes + _AMPLE
 
     @contextmanager
     def measured(self, call: Call, key: CaptureKey) -> Iterator[None]:
         """Record the memory of a run without all pages. If it is less than known before, they may fit beside it now."""
-        if not (call.is_behind and call.weights.pages):
+        if not (call.background_compile and call.weights.pages):
             yield
             return
         with cost_of_run(call.device) as cost:
             yield
         state = self._state(key)
-        if state.reason is NOT_RESIDENT and cost.bytes + _MORE <= state.worked_in:
+        if state.reason is NOT_RESIDENT and cost.bytes + _MORE <= state.peak_bytes:
             state.reason = None
-        state.worked_in = max(cost.bytes, 1)
+        state.peak_bytes = max(cost.bytes, 1)
 
     # --- the capture -------------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class CaptureAttempts:
         """
         started = self._stats.clock()
         captures, state = self._captures, self._state(key)
-        state.worked_in = cost.bytes
+        state.peak_bytes = cost.bytes
         captures.drop_stale(key.owner, call.epoch)
         room = captures.room_to_work_in(_bytes_of(call, result), call.device)
         if state.needed > room:  # do not rehearse again
@@ -169,7 +170,7 @@ class CaptureAttempts:
             return 0.0
         if call.weights.pages and not self._fits(key, call.weights.bytes):
             detail = f"beside the weights, too little memory is free for a capture of {key.shape}"
-            self._refuse(key, BypassCode.CAPTURE_FAILED, detail, passes=True)
+            self._refuse(key, BypassCode.CAPTURE_FAILED, detail, is_temporary=True)
             return 0.0
         shared = captures.shared_bytes()
         call.progress.raise_if_cancelled()
@@ -218,7 +219,7 @@ class CaptureAttempts:
     def out_of_memory(self, key: CaptureKey) -> None:
         """Record that a call or its replay ran out of memory, so that captures were freed."""
         detail = f"out of memory at {key.shape}; captures were freed"
-        self._refuse(key, BypassCode.OUT_OF_MEMORY, detail, passes=True)
+        self._refuse(key, BypassCode.OUT_OF_MEMORY, detail, is_temporary=True)
 
     def _capture_failed(self, key: CaptureKey, error: Exception, room: int) -> None:
         """Record that `Program.capture` raised. room: see `_over_budget`."""
@@ -232,8 +233,8 @@ class CaptureAttempts:
         else:  # part of the graph may have been recorded
             release_graph_memory()
             logger.debug("Resolute: the capture of %s failed", key.shape, exc_info=error)
-            passes = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
-            self._refuse(key, BypassCode.CAPTURE_FAILED, first_line(error), passes)
+            is_temporary = is_out_of_memory(error) or is_out_of_memory(error.__cause__)
+            self._refuse(key, BypassCode.CAPTURE_FAILED, first_line(error), is_temporary)
 
     def _over_budget(self, key: CaptureKey, size: int, room: int = 0) -> None:
         """room: bytes of its workspace; if above the budget, it is a share of the device, see `room_to_work_in`."""
@@ -243,12 +244,12 @@ class CaptureAttempts:
             detail += f"the {room >> 20} that it may work in on this device; use a smaller size or batch"
         else:
             detail += f"the budget has beside the captures in use; raise RESOLUTE_BUDGET_MB (now {budget >> 20})"
-        self._refuse(key, BypassCode.OVER_BUDGET, detail, passes=True)
+        self._refuse(key, BypassCode.OVER_BUDGET, detail, is_temporary=True)
 
-    def _refuse(self, key: CaptureKey, code: BypassCode, detail: str, passes: bool = False) -> None:
-        """Record and count a refusal. passes: it is temporary, a lack of memory."""
+    def _refuse(self, key: CaptureKey, code: BypassCode, detail: str, is_temporary: bool = False) -> None:
+        """Record and count a refusal. is_temporary: memory is short."""
         reason = BypassReason(code, detail)
-        if passes:
+        if is_temporary:
             self._wait_for_memory(key, reason)
         else:
             state = self._state(key)

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _RUNS_IN_TURN = 2
 _LEAST_ORIGINALS, _MOST_ORIGINALS, _COMPILED = 4, 16, 12
 _VERSION = "2"  # of the stored form of comparisons
-_MOST_LOSS = 1.02  # of the original's seconds: a call that is compared in passing stays compiled up to that
+_MAX_SLOWDOWN = 1.02  # of the original's seconds: a call that is compared in passing stays compiled up to that
 _MOST_RUNS = 16  # runs whose times are pending on the device
 _WAITED = 0.02  # a call that spent a larger share on compiling, loading or capturing is not timed
 
@@ -80,7 +80,7 @@ class Size:
         """True if the next call runs eagerly. In turn, compiled calls are timed first, and must be faster."""
         if self.is_settled(trial):
             compiled, original = trial.seconds[COMPILED], trial.seconds[ORIGINAL]
-            return compiled >= original if self.in_turn else compiled > _MOST_LOSS * original
+            return compiled >= original if self.in_turn else compiled > _MAX_SLOWDOWN * original
         return self.in_turn and trial.runs.get(COMPILED, 0) > trial.runs.get(ORIGINAL, 0)
 
 
@@ -94,7 +94,7 @@ class _Run(NamedTuple):
     waited: float
 
 
-class WholeCalls:
+class CompiledVsEager:
     """Chooses between compiled code and the original for whole calls. GraphCache's lock guards it."""
 
     def __init__(
@@ -125,7 +125,7 @@ class WholeCalls:
         known = self._known(device, size)
         if known is None or not known[0].runs_original(known[1]) or (device, size.size_class) in self._without_memory:
             return None
-        return _left_alone(*known) if known[0].is_settled(known[1]) else _BEING_COMPARED
+        return _stays_eager(*known) if known[0].is_settled(known[1]) else _BEING_COMPARED
 
     def _known(self, device: str, size: Size) -> tuple[Size, Trial] | None:
         """Return the size that decides for `size`, the first settled one of its class or else itself, and its trial."""
@@ -210,7 +210,7 @@ class WholeCalls:
             if other != size and other.size_class == size.size_class:
                 self._tuner.remove(device, other)
         if size.runs_original(trial):
-            logger.info("Resolute: %s", _left_alone(size, trial).detail)
+            logger.info("Resolute: %s", _stays_eager(size, trial).detail)
 
     def times_of(self, owner: int) -> tuple[float, float] | None:
         """Return the seconds of a module's latest call, compiled and eager, or None unless both were timed."""
@@ -277,7 +277,7 @@ def _size_class(key: CaptureKey, streamed: bool) -> str:
     return digest((*kind, prod(latent.shape).bit_length(), *(("streamed",) if streamed else ())))
 
 
-def _left_alone(size: Size, trial: Trial) -> BypassReason:
+def _stays_eager(size: Size, trial: Trial) -> BypassReason:
     compiled, original = trial.seconds[COMPILED], trial.seconds[ORIGINAL]
     what = f"{size.role} of {'x'.join(map(str, size.shape))}"
     detail = f"{what} takes {compiled:.3g} s compiled and {original:.3g} s as it is on this device: it is left alone"

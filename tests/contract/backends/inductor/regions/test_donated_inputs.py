@@ -83,7 +83,7 @@ def test_code_that_fails_without_it_makes_the_call_run_once_more(
     bound, x = cold.bind(module, caller), random(2, 5, 6)
     bound(x)
 
-    def fail(self: Any, weights: Any, tensors: Any, gone: Any = ()) -> None:
+    def fail(self: Any, weights: Any, tensors: Any, donated: Any = ()) -> None:
         tensors.clear()
         raise RuntimeError("a kernel failed")
 

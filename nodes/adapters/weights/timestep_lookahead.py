@@ -19,7 +19,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ....compile_cache.regions.kept_results import Content, Inputs, are_same, values_of
+from ....compile_cache.regions.prologue_cache import Content, Inputs, are_same, values_of
 from ..comfyui.transformer_options import PREFETCH, SCHEDULE
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ Forwards = Callable[[], Iterable[Callable[[], Any]]]
 _OPTIONS = "transformer_options"
 _TIMES = ("timestep", "timesteps", "t")  # how core's models name the time
 _MOST = 256  # noise levels of a run
-_MOST_LOOKS = 16  # per run: each conditioning and batch needs one
+_MOST_PROBES = 16  # per run: each conditioning and batch needs one
 
 
 class _FirstBlockReached(BaseException):
@@ -39,44 +39,44 @@ class _FirstBlockReached(BaseException):
         self.times = times
 
 
-class Foresight:
+class TimestepLookahead:
     """Predicts the time inputs of one model's blocks. Not thread-safe: callers hold the cache's lock."""
 
     def __init__(self) -> None:
-        self._offer: Forwards | None = None
-        self._looks = 0
+        self._forwards: Forwards | None = None
+        self._probes = 0
         self._now: Inputs = ()
-        self._others: dict[Content, Inputs] = {}
-        self._is_looking = False  # a forward runs only to compute its times
+        self._other_times: dict[Content, Inputs] = {}
+        self._is_probing = False  # a forward runs only to compute its times
 
     @contextmanager
-    def offered(self, forwards: Forwards) -> Iterator[None]:
+    def with_forwards(self, forwards: Forwards) -> Iterator[None]:
         """Wraps a call of the model. forwards: yields the same call at each other noise level of the run."""
-        self._offer = forwards
+        self._forwards = forwards
         try:
             yield
         finally:
-            self._offer = None
+            self._forwards = None
 
     def forget(self) -> None:
         """The sampling run is over: drop its times."""
-        self._looks, self._now, self._others = 0, (), {}
+        self._probes, self._now, self._other_times = 0, (), {}
 
-    def reach(self, times: Inputs) -> None:
+    def at_block(self, times: Inputs) -> None:
         """A forward reached a block with these times. Stops the forward if it runs only to compute them."""
-        if self._is_looking:
+        if self._is_probing:
             raise _FirstBlockReached(times)
 
-    def others(self, times: Inputs) -> dict[Content, Inputs]:
+    def other_times(self, times: Inputs) -> dict[Content, Inputs]:
         """The times that replace these at each other noise level, by their values; empty if unknown."""
         if not are_same(times, self._now):
-            self._now, self._others = times, {}
-            if self._offer is not None and self._looks < _MOST_LOOKS:
-                self._looks += 1
-                self._others = self._look(self._offer(), times)
-        return self._others
+            self._now, self._other_times = times, {}
+            if self._forwards is not None and self._probes < _MOST_PROBES:
+                self._probes += 1
+                self._other_times = self._probe(self._forwards(), times)
+        return self._other_times
 
-    def _look(self, forwards: Iterable[Callable[[], Any]], now: Inputs) -> dict[Content, Inputs]:
+    def _probe(self, forwards: Iterable[Callable[[], Any]], now: Inputs) -> dict[Content, Inputs]:
         found: dict[Content, Inputs] = {}
         try:
             for forward in forwards:
@@ -93,13 +93,13 @@ class Foresight:
 
     def _times_in(self, forward: Callable[[], Any]) -> Inputs:
         """The times with which a forward reaches its first block; empty if it reaches no block."""
-        self._is_looking = True
+        self._is_probing = True
         try:
             forward()
         except _FirstBlockReached as reached:
             return reached.times
         finally:
-            self._is_looking = False
+            self._is_probing = False
         return ()
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compile_cache.calls.cache import GraphCache
-from compile_cache.captures import attempts
-from compile_cache.captures.attempts import CaptureAttempts
+from compile_cache.captures import capture_policy
+from compile_cache.captures.capture_policy import CapturePolicy
 from compile_cache.captures.captures import Captures, capture_key
 from compile_cache.choices import machine
 from compile_cache.config import CacheConfig
@@ -32,15 +32,15 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free, self.now = 100 * MIB, 0.0
         self.asked = 0
-        self.attempts = CaptureAttempts(Captures(BUDGET), Stats(), CacheConfig(), self._free)
-        monkeypatch.setattr(attempts.time, "monotonic", lambda: self.now)
+        self.capture_policy = CapturePolicy(Captures(BUDGET), Stats(), CacheConfig(), self._free)
+        monkeypatch.setattr(capture_policy.time, "monotonic", lambda: self.now)
 
     def _free(self, device: str) -> int:
         self.asked += 1
         return self.free
 
     def reason(self, key: Any) -> str | None:
-        reason = self.attempts.reason(key)
+        reason = self.capture_policy.reason(key)
         return reason and str(reason)
 
 
@@ -55,7 +55,7 @@ def key() -> Any:
 
 
 def test_it_belongs_to_the_device_and_the_shape_not_to_the_epoch(device: Device, key: Any) -> None:
-    device.attempts.out_of_memory(key)
+    device.capture_policy.out_of_memory(key)
     assert device.reason(key) == REASON
     assert device.reason(replace(key, epoch=9)) == REASON
     assert device.reason(replace(key, device="cuda:1")) is None
@@ -66,7 +66,7 @@ def test_it_belongs_to_the_device_and_the_shape_not_to_the_epoch(device: Device,
 
 
 def test_it_goes_when_more_memory_is_free(device: Device, key: Any) -> None:
-    device.attempts.out_of_memory(key)
+    device.capture_policy.out_of_memory(key)
     device.now, device.free = 2.0, 200 * MIB
     assert device.reason(key) == REASON, "100 MiB more are not enough"
     device.now, device.free = 4.0, 400 * MIB
@@ -75,7 +75,7 @@ def test_it_goes_when_more_memory_is_free(device: Device, key: Any) -> None:
 
 
 def test_the_device_is_asked_once_a_second(device: Device, key: Any) -> None:
-    device.attempts.out_of_memory(key)
+    device.capture_policy.out_of_memory(key)
     device.free, before = 1000 * MIB, device.asked
     for _ in range(50):
         assert device.reason(key) == REASON
@@ -89,7 +89,7 @@ def test_the_device_is_asked_once_a_second(device: Device, key: Any) -> None:
 def test_it_is_tried_again_after_five_minutes_however_often_it_failed(device: Device, key: Any) -> None:
     waits = []
     for _ in range(3):
-        device.attempts.out_of_memory(key)
+        device.capture_policy.out_of_memory(key)
         started = device.now
         while device.reason(key) is not None:
             device.now += 10.0
@@ -98,13 +98,13 @@ def test_it_is_tried_again_after_five_minutes_however_often_it_failed(device: De
 
 
 def test_freed_memory_clears_it_and_a_deleted_module_takes_it_along(device: Device, key: Any) -> None:
-    device.attempts.out_of_memory(key)
-    device.attempts.forget(2)
+    device.capture_policy.out_of_memory(key)
+    device.capture_policy.forget(2)
     assert device.reason(key) == REASON
-    device.attempts.forget(1)
+    device.capture_policy.forget(1)
     assert device.reason(key) is None
-    device.attempts.out_of_memory(key)
-    device.attempts.memory_was_freed()
+    device.capture_policy.out_of_memory(key)
+    device.capture_policy.memory_was_freed()
     assert device.reason(key) is None
 
 
@@ -139,12 +139,12 @@ def test_a_capture_that_failed_for_good_is_not_tried_again_when_memory_is_back(r
 def test_the_reason_is_one_line_of_a_text_of_cuda(rig: Rig) -> None:
     rig.program.capture_failure = RuntimeError("CUDA error: not permitted\nFor debugging consider\nCompile with")
     rig.run()
-    reason = rig.cache._attempts.reason(capture_key(rig.program, rig.module.call()))
+    reason = rig.cache._capture_policy.reason(capture_key(rig.program, rig.module.call()))
     assert str(reason) == "capture_failed: CUDA error: not permitted"
 
 
 def test_of_too_many_calls_the_oldest_is_tried_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "_MOST_CALLS", 2)
+    monkeypatch.setattr(capture_policy, "_MOST_CALLS", 2)
     rig.program.capture_failure = CaptureError("not permitted")
     for side in (8, 16, 24, 16, 24):
         rig.run(side)
@@ -238,7 +238,7 @@ def test_after_a_week_it_is_measured_again(
     """A choice that was wrong, because another program kept the GPU busy, does not stay. Clocks may be set back."""
     start = Start(known)
     now = time.time()
-    monkeypatch.setattr(attempts.time, "time", lambda: now + days * DAY)
+    monkeypatch.setattr(capture_policy.time, "time", lambda: now + days * DAY)
     assert start.is_measured() == measured
 
 
@@ -248,9 +248,9 @@ def test_a_process_that_runs_longer_measures_it_again_after_a_week(
     start = Start(known)
     now = time.time()
     assert not start.is_measured()
-    monkeypatch.setattr(attempts.time, "time", lambda: now + 6 * DAY)
+    monkeypatch.setattr(capture_policy.time, "time", lambda: now + 6 * DAY)
     assert not start.is_measured()
-    monkeypatch.setattr(attempts.time, "time", lambda: now + 8 * DAY)
+    monkeypatch.setattr(capture_policy.time, "time", lambda: now + 8 * DAY)
     assert start.is_measured()
     assert not start.is_measured()
 

@@ -16,7 +16,7 @@ Content = tuple[Hashable, ...]
 Inputs = Sequence[torch.Tensor]
 
 
-class KeptResults:
+class PrologueCache:
     """The results of the prologues of one model, in at most `limit` bytes.
 
     A call's results that do not fit evict all others; results larger than the limit are computed in each call.
