@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,15 +20,16 @@ def defined(
     fake: Callable[..., Any],
     tags: Sequence[torch.Tag] = (),
 ) -> Callable[..., Any]:
-    """Return `torch.ops.resolute.<name>`. The first copy of this pack in a process defines it.
+    """Return `torch.ops.resolute.<name>`. The first copy of this pack in a process defines it. Thread-safe.
 
     schema: its arguments and results, "(Tensor x) -> Tensor". run: its kernel on the CPU and on CUDA. fake: makes its
     result without data, for a trace.
     """
-    if not hasattr(torch.ops.resolute, name):
-        torch.library.define(f"{NAMESPACE}::{name}", schema, tags=tags)
-        torch.library.impl(f"{NAMESPACE}::{name}", _DEVICES, run)
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake)
+    with shared("defining", threading.RLock):  # a call loads stored code while a thread prepares for compiles
+        if not hasattr(torch.ops.resolute, name):
+            torch.library.define(f"{NAMESPACE}::{name}", schema, tags=tags)
+            torch.library.impl(f"{NAMESPACE}::{name}", _DEVICES, run)
+            torch.library.register_fake(f"{NAMESPACE}::{name}", fake)
     operator: Callable[..., Any] = getattr(torch.ops.resolute, name).default
     return operator
 

@@ -102,13 +102,14 @@ def filled(start: StartServer, store: Path, prompt: Callable[..., PromptDict]) -
     runs = tour(server, prompt)
     total = server.client.get("/resolute/cache")["modules"][0]["regions"]
     server.stop()
-    return SimpleNamespace(kept=kept, runs=runs, total=total)
+    log = "\n".join(line for line in server.log().splitlines() if "Resolute" in line)
+    return SimpleNamespace(kept=kept, runs=runs, total=total, log=log)
 
 
 def test_a_server_killed_while_compiling_leaves_the_finished_regions(filled: SimpleNamespace, store: Path) -> None:
     first, *others = filled.runs
     assert filled.kept >= 2
-    assert regions(first) == (filled.total - filled.kept, filled.kept)
+    assert regions(first) == (filled.total - filled.kept, filled.kept), filled.log
     assert [regions(run) for run in others] == [(0, 0)] * len(others)
     assert stored(store) == filled.total
 

@@ -96,8 +96,9 @@ def unpack(artifact: Artifact) -> CompiledRegion:
     except (ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
         raise InvalidArtifactError(f"{type(error).__name__} while it was read: {error}") from error
     spec = pytree.treespec_loads(output)
-    _expect_instructions(instructions)
-    graph, kernels = _load(stored, libraries)
+    with inductor_lock:
+        _expect_instructions(instructions)
+        graph, kernels = _load(stored, libraries)
     for name, choice in choices.items():
         if name in kernels:
             kernels[name].choose(choice)
@@ -144,7 +145,7 @@ def _pickled(graph: CompiledFxGraph) -> bytes:
 
 def _load(stored: bytes, libraries: Mapping[str, bytes]) -> tuple[CompiledFxGraph, dict[str, KernelByAddress]]:
     operators.register()
-    with inductor_lock, private_cache(), inductor_config.patch(IN_THIS_PROCESS):
+    with private_cache(), inductor_config.patch(IN_THIS_PROCESS):
         for name, content in libraries.items():
             _place(PurePosixPath(name.removeprefix(_LIBRARIES)), content)
         graph: CompiledFxGraph = pickle.loads(stored)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from compile_cache.attention import chooser, chosen
 from compile_cache.backends.inductor.compile import operators
+from compile_cache.torch_facts.operators import defined
 
 CORE = Path(operators.__file__).parents[3]
 
@@ -28,6 +31,23 @@ def test_registering_defines_them_and_may_be_repeated() -> None:
     operators.register()
     for name in ("attention", "chosen_attention", "own_memory", "cast_from_fp8", "w4a8_int8_linear"):
         assert callable(getattr(torch.ops.resolute, name).default)
+
+
+def test_threads_that_define_an_operator_at_once_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a start, a call loads stored code while another thread defines the operators of later compiles."""
+    define = torch.library.define
+
+    def slowly(*given: Any, **named: Any) -> None:
+        time.sleep(0.05)  # the others arrive meanwhile
+        define(*given, **named)
+
+    monkeypatch.setattr(torch.library, "define", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        operator = ("for_a_test", "(Tensor x) -> Tensor", torch.clone, torch.clone)
+        asked = [threads.submit(defined, *operator) for _ in range(4)]
+        found = {each.result() for each in asked}
+    assert len(found) == 1
+    assert torch.equal(found.pop()(torch.ones(2)), torch.ones(2))
 
 
 def test_copies_of_the_pack_share_what_an_operator_reads(pack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
