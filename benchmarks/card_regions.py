@@ -223,13 +223,13 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
 
 def _sites(module: Any, role: Any, call: Callable[[], Any]) -> list[tuple[Any, list[Any]]]:
     """Each region that a call runs, with its inputs."""
-    from resolute_pack.compile_cache.regions.site import installed, taken  # type: ignore[import-not-found]
+    from resolute_pack.compile_cache.regions.site import installed, take_donated  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.blocks.families import hooks_of  # type: ignore[import-not-found]
 
     found: list[tuple[Any, list[Any]]] = []
 
     def run(site: Any, *inputs: Any) -> Any:
-        tensors = taken(inputs)
+        tensors = take_donated(inputs)
         found.append((site, tensors))
         return site.function(site.module, *tensors)
 
