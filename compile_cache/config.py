@@ -29,7 +29,9 @@ class CacheConfig:
     store_folder: stores compiled regions across restarts; None stores nothing. store_bytes: its size limit.
     remember: also store the shapes that each model was used with, and preload their regions after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0: this process compiles.
-    source: digest of the code that regions are traced from. Regions compiled from other code are not used.
+    source: digest of the code that makes regions. Regions from other code are not used.
+    application: name and version of the application. After a change, calls are compared again, and shapes from before
+        are not known to be ready.
     trusted: code of other packs that may be compiled and captured: "module.Class" for a class of a model, and
         "name@version:digest" for a whole pack, with a digest of its Python source.
     management_modules: modules whose functions move memory and compute nothing, and full names of such functions;
@@ -50,6 +52,7 @@ class CacheConfig:
     remember: bool = True
     workers: int | None = None
     source: str = ""
+    application: str = ""
     trusted: frozenset[str] = frozenset()
     management_modules: frozenset[str] = frozenset()
     attention: str = ATTENTION[0]
@@ -63,6 +66,7 @@ class CacheConfig:
         device_bytes: int | None = None,
         store_folder: Path | None = None,
         source: str = "",
+        application: str = "",
         management_modules: frozenset[str] = frozenset(),
         settings: Mapping[str, str] | None = None,
         attribute_policy: ModuleAttributePolicy = PLAIN,
@@ -86,6 +90,7 @@ class CacheConfig:
             remember=_flag(env, "RESOLUTE_REMEMBER", defaults.remember),
             workers=_number(env, "RESOLUTE_WORKERS", defaults.workers),
             source=source if attention == defaults.attention else f"{source}, {attention} attention",
+            application=application,
             trusted=_names(env, "RESOLUTE_TRUSTED_CLASSES") | _packs(env, "RESOLUTE_TRUSTED_PACKS"),
             management_modules=management_modules,
             attention=attention,

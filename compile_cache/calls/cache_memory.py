@@ -26,9 +26,10 @@ class CacheMemory:
         self.bytes_by_device = self._captures.held_by_device
         self._seen = SeenSignatures()
         folder = self._folder = config.store_folder
-        self.shapes = ShapeHistory(folder / "shapes" if folder and config.remember else None)
+        self.shapes = ShapeHistory(folder / "shapes" if folder and config.remember else None, config.application)
         self._capture_policy = CapturePolicy(self._captures, self.stats, config, reach)
-        self.compiled_vs_eager = CompiledVsEager(self.stats, folder and folder / "calls", config.source)
+        code = f"{config.source} {config.application}"
+        self.compiled_vs_eager = CompiledVsEager(self.stats, folder and folder / "calls", code)
         self._lock = threading.RLock()
 
     def open_session(self, owner: int) -> None:

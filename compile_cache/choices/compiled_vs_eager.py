@@ -104,7 +104,7 @@ class CompiledVsEager:
         source: str = "",
         stopwatch: Callable[[torch.device], Stopwatch | None] = stopwatch_on,
     ) -> None:
-        """folder: None keeps nothing on disk. source: a digest of the code that models run. stopwatch: returns None for
+        """folder: None keeps nothing on disk. source: names the code that models run. stopwatch: returns None for
         a device where calls are not compared: compiled code gains nothing on a CPU.
         """
         self._stats, self._stopwatch = stats, stopwatch

@@ -28,13 +28,9 @@ def marks_in(module: torch.nn.Module, is_root: bool = False) -> tuple[int, ...]:
     Different code has different marks. `is_root`: the module is the one that runs through the cache. Its torch hooks
     run around ours, and its `HOOKED` attributes may be ours, so neither counts.
     """
-    return marks_on(module, is_root) + marks_around(module, is_root)
-
-
-def marks_around(module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:
-    """Return marks of the module's torch hooks; none for the root."""
     # torch never reuses a hook's number.
-    return () if is_root else (*module._forward_hooks, *module._forward_pre_hooks)
+    hooks = () if is_root else (*module._forward_hooks, *module._forward_pre_hooks)
+    return marks_on(module, is_root) + hooks
 
 
 def marks_on(module: torch.nn.Module, is_root: bool) -> tuple[int, ...]:

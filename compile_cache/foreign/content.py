@@ -12,6 +12,7 @@ import collections
 import copyreg
 import ctypes
 import enum
+import functools
 import hashlib
 import logging
 import struct
@@ -32,6 +33,7 @@ from .functions import (
     PLAIN,
     attributes_read,
     cells_of,
+    class_code,
 )
 from .names import NATIVE, name_of_class, package_of
 
@@ -87,6 +89,12 @@ def code_digest(code: CodeType) -> str:
     digest = repr_digest((code.co_code, raises, arguments, names, list(map(_constant, code.co_consts))))[:_CHARS]
     _digests[id(code)] = (code, digest)
     return digest
+
+
+@functools.lru_cache(maxsize=64)
+def class_digest(kind: type) -> str:
+    """Return the digest of the functions that are written in a class and its bases."""
+    return repr_digest([code_digest(function.__code__) for function in class_code((kind,))])[:_CHARS]
 
 
 def described(value: Any, unknown: list[str] | None = None) -> object:

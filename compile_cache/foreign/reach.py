@@ -4,8 +4,9 @@ Packs assign to `comfy.ldm.modules.attention.optimized_attention` or `torch.nn.f
 to replace the function for everybody, replace a method of one of core's classes, or run changed source in core's own
 module. No such change touches a module of the model, so nothing else here would notice it.
 
-Bytecode is not followed. All names count in the Python modules of the classes, in the modules of the same package that
-these import, in the classes themselves, and in torch's three namespaces of functions.
+Bytecode is not followed. All names count in the Python modules of the classes, in the modules of the same package or of
+core that these import, in the classes themselves, and in torch's three namespaces of functions. So the key of a region
+needs no hash of core's files.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import weakref
 from collections.abc import Collection, Iterable
 from itertools import chain as chained
 from operator import is_, methodcaller
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 
 from ..keys import repr_digest
-from .authors import codes_of, is_foreign, is_generated
-from .content import described
+from .authors import WRAPPING, codes_of, is_foreign, is_generated
+from .content import code_digest, described
 from .functions import bases_of, functions_in, names_behind, names_left_behind, names_used, names_written_into
 from .insides import NAMESPACES, WRITTEN, Insides
 from .names import NATIVE, module_of, name_of_class, package_of
@@ -36,12 +37,13 @@ class CodeReach:
     """A snapshot of the names around some classes.
 
     foreign: names of code whose package nothing in their own package imports, or that is in no file.
-    digest: of the content of all their values: equal in every process with equal content.
+    digest: of the content of all their values, and of the functions with such names in the files that are left out:
+        equal in every process with equal content.
     unknown: a name whose value no digest can describe, with the value's class; empty if there is none.
     """
 
     def __init__(self, kinds: Collection[type], spaces: Spaces) -> None:
-        self._spaces, self._named = spaces.around(kinds)
+        self._spaces, self._named, left_out = spaces.around(kinds)
         kept = [space for space in self._spaces if not space.is_local]
         self._local = [space for space in self._spaces if space.is_local]
         self._holders = [space.holder for space in kept]
@@ -52,11 +54,9 @@ class CodeReach:
         matter = [(space, name) for space in self._spaces for name in space.counted if space.matters(name, self._named)]
         self.foreign = tuple(f"{space.name}.{name}" for space, name in matter if name in space.foreign)
         held = [(space.name, name, *found) for space, name in matter for found in space.described(name, self._named)]
-        self.digest = repr_digest([each[:4] for each in held])[:32]
+        own = sorted(code_digest(code) for code in left_out if code.co_name in self._named)
+        self.digest = repr_digest(([each[:4] for each in held], own))[:32]
         self.unknown = next((f"'{space}.{name}' is a {found}" for space, name, _, _, found in held if found), "")
-
-    def has_changed(self) -> bool:
-        return bool(self.change())
 
     def change(self) -> str:
         """Return a name whose object was replaced or has changed inside; empty if there is none. Takes a tenth of a
@@ -91,7 +91,7 @@ class ReachCache:
         distinct = set(kinds)
         key = frozenset(map(id, distinct))
         refs, reach = self._known.get(key, ([], None))
-        if reach is None or any(ref() is None for ref in refs) or reach.has_changed():
+        if reach is None or any(ref() is None for ref in refs) or reach.change():
             reach = CodeReach(distinct, self._spaces)
             self._known[key] = ([weakref.ref(kind) for kind in distinct], reach)
         return reach
@@ -104,18 +104,22 @@ class Spaces:
         self._left_out = left_out
         self._known: weakref.WeakKeyDictionary[Any, Space] = weakref.WeakKeyDictionary()
 
-    def around(self, kinds: Iterable[type]) -> tuple[list[Space], set[str]]:
+    def around(self, kinds: Iterable[type]) -> tuple[list[Space], set[str], set[CodeType]]:
         """Return the spaces of these classes and their bases; of their Python modules and the modules that these import
-        from the same package, with the classes in them that are named; and of torch's functions.
+        from the same package or core, with the classes in them that are named, and the bases of these; and of torch's
+        functions.
 
         Also returns the names by which their code can reach values: names in the code, and in the values of such names.
+        The third value is the code in the files that are left out.
         """
         bases = bases_of(kinds)
-        modules: dict[Any, Space] = {}
+        modules, left_out = dict[Any, Space](), set[CodeType]()
         waiting: list[Any] = [sys.modules.get(base.__module__) for base in bases if not _is_native(base.__module__)]
         while waiting:
             module = waiting.pop()
-            if module is not None and module not in modules and module.__name__ not in self._left_out:
+            if module is not None and module.__name__ in self._left_out:
+                left_out |= codes_of(module)
+            elif module is not None and module not in modules:
                 modules[module] = self._of(module)
                 waiting += modules[module].followed()
         named = set[str]().union(*map(names_behind, bases))
@@ -124,9 +128,10 @@ class Spaces:
             new = set[str]().union(*(space.used_by(name) for space in modules.values() for name in new)) - named
             named = named | new
         helpers = [kind for space in modules.values() for kind in space.classes(named)]
-        owners: dict[Any, None] = dict.fromkeys((*_TORCHS, *bases, *helpers))
+        inherited = [base for base in bases_of(helpers) if not _is_native(base.__module__)]
+        owners: dict[Any, None] = dict.fromkeys((*_TORCHS, *bases, *inherited))
         others = [self._of(owner) for owner in owners if _name(owner) not in self._left_out]
-        return sorted((*modules.values(), *others), key=lambda space: space.name), named
+        return sorted((*modules.values(), *others), key=lambda space: space.name), named, left_out
 
     def _of(self, owner: ModuleType | type) -> Space:
         known = self._known.get(owner)
@@ -211,15 +216,15 @@ class Space:
         return not name.startswith("_") if self._may_grow else not name.startswith("__") or callable(value)
 
     def followed(self) -> list[ModuleType]:
-        """Return the modules of the same package that this one imports, or from which it imports names."""
-        package, held = package_of(self.name), self.holder
+        """Return the modules of the same package or of core that this one imports, or from which it imports names."""
+        packages, held = {package_of(self.name), *WRAPPING} - NATIVE, self.holder
         names = set[str]().union(*map(names_used, codes_of(self._owner())))
         found: dict[ModuleType, None] = {}
         waiting = [held[name] for name in names & held.keys()]
         while waiting:
             value = waiting.pop()
             place = value if isinstance(value, ModuleType) else sys.modules.get(module_of(value))
-            if place is None or place in found or package_of(place.__name__) != package:
+            if place is None or place in found or package_of(place.__name__) not in packages:
                 continue
             found[place] = None
             if hasattr(place, "__path__"):  # a package contains its imported modules

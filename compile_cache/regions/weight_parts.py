@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..foreign.content import class_digest
 from .gguf_weights import GGUFForm, is_gguf, why_unknown
 from .slots import all_parts
 
@@ -126,4 +127,6 @@ def _read(weight: torch.Tensor) -> WeightForm | None:
         return None
     names, context = getattr(weight, "__tensor_flatten__")()  # noqa: B009 (torch declares it nowhere)
     described = [(name, tuple(part.shape), str(part.dtype)) for name in names for part in [getattr(weight, name)]]
-    return FlattenedForm(type(weight), tuple(names), context, repr((described, context)))
+    layout = getattr(weight, "layout_cls", None)  # torch calls its code, which no other code names
+    code = class_digest(layout if isinstance(layout, type) else type(weight))
+    return FlattenedForm(type(weight), tuple(names), context, repr((described, context, code)))

@@ -147,7 +147,7 @@ def require_same_environment(theirs: EnvironmentFingerprint, ours: EnvironmentFi
     if difference:
         raise BundleError(
             f"This bundle was made in another environment, so nothing was imported. {'; '.join(difference)}. "
-            "Make both the same (source is the code of ComfyUI, comfy-kitchen and Resolute; settings are "
+            "Make both the same (source is the code of comfy-kitchen and Resolute; settings are "
             "inductor's), or export on a machine like this one."
         )
 

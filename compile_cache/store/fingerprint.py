@@ -14,7 +14,8 @@ from ..keys import Component, differing, digest
 # 6: an artifact is one file.
 # 7: an artifact names the sizes at which its code was confirmed, not their range, and says whether its block branches
 #    on a size.
-FORMAT_VERSION = 7
+# 8: `source` covers our code only. The key of each region covers core's.
+FORMAT_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class EnvironmentFingerprint:
     platform: str  # operating system and machine type
     device: str  # GPU name and architecture, or the CPU's vector instructions
     settings: str  # compiler settings
-    source: str  # digest of the code that regions are traced from and of the code that traces them
+    source: str  # digest of the code that traces regions and compiles them
     format: int = FORMAT_VERSION
 
     def components(self) -> list[Component]:

@@ -34,7 +34,7 @@ class UsedShape:
     """A graph that was used. regions: keys of its regions; seconds: capture time; used: Unix time of the last use.
 
     size: the size that it computes for the user, "1024x1024, batch 2"; empty if it is not known. flags: torch's flags
-    at its last use, see `torch_flags`.
+    at its last use, see `torch_flags`. application: the application of its last use, as in `CacheConfig`.
 
     Raises ValueError for a region's key with other characters than letters and digits: it goes into a glob pattern.
     """
@@ -45,6 +45,7 @@ class UsedShape:
     used: float = field(default_factory=time.time)
     size: str = ""
     flags: tuple[Component, ...] = ()
+    application: str = ""
 
     def __post_init__(self) -> None:
         if not all(key.isascii() and key.isalnum() for key in self.regions):
@@ -75,9 +76,9 @@ class HasRegions(Protocol):
 class ShapeHistory:
     """Reads and writes the files. Thread-safe; several processes may share a folder, since a write merges."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """folder: None stores nothing."""
-        self._folder = folder
+    def __init__(self, folder: Path | None, application: str = "") -> None:
+        """folder: None stores nothing. application: of what is recorded."""
+        self._folder, self._application = folder, application
         self._names: dict[str, str] = {}
         self._sizes: dict[GraphKey, str] = {}
         self._recorded: dict[GraphKey, tuple[Component, ...]] = {}
@@ -113,8 +114,8 @@ class ShapeHistory:
             if self._recorded.get(key) == flags or time.monotonic() < self._retry_at:
                 return
             try:
-                size = self.size_of(key)
-                self._write(UsedShape(key, program.region_keys, round(seconds, 3), size=size, flags=flags))
+                about = (time.time(), self.size_of(key), flags, self._application)
+                self._write(UsedShape(key, program.region_keys, round(seconds, 3), *about))
                 if len(self._recorded) >= _MAX_SIZES:  # graphs that recur are written again
                     self._recorded.clear()
                 self._recorded[key] = flags

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 
 import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.foreign.attributes import marks_in
-from ....compile_cache.foreign.authors import foreign_on_every_module
 from ....compile_cache.foreign.functions import string_constants
 from ....compile_cache.foreign.reach import CodeReach, ReachCache
 from ..comfyui.transformer_options import Meaning, names_of
-from .trust import is_trusted, why_foreign
+from .trust import why_foreign
 
 # Functions of these modules, and these functions, move memory, choose devices, read files and show progress. Packs
 # replace some of them for their own memory management, and core sets callbacks there for each prompt. Neither changes
 # the results of a model.
 MANAGEMENT_MODULES = frozenset(
     {
-        "comfy.memory_management", "comfy.model_management", "comfy.model_prefetch", "comfy.pinned_memory",
+        "comfy.memory_management", "comfy.model_management", "comfy.model_prefetch",
+        "comfy.ops.cast_modules_with_vbar", "comfy.ops.resolve_cast_module_with_vbar", "comfy.pinned_memory",
         "comfy.utils.DISABLE_MMAP", "comfy.utils.MMAP_TORCH_FILES", "comfy.utils.PROGRESS_BAR_ENABLED",
         "comfy.utils.PROGRESS_BAR_HOOK", "comfy.utils.PROGRESS_THROTTLE_MIN_INTERVAL",
         "comfy.utils.PROGRESS_THROTTLE_MIN_PERCENT", "comfy.utils.ProgressBar", "comfy.utils.load_safetensors",
@@ -52,53 +51,32 @@ def read_ahead() -> None:
     """Compute the reach of common models' code in advance, so that no prompt waits for it."""
     inside = [(name, each) for name in _COMMON for each in list(vars(sys.modules.get(name, object)).values())]
     kinds = {each for name, each in inside if isinstance(each, type) and each.__module__ == name}
-    ReachCache(MANAGEMENT_MODULES).of(each for each in kinds if issubclass(each, torch.nn.Module))
+    reaches().of(each for each in kinds if issubclass(each, torch.nn.Module))
 
 
-class ModelCode:
-    """Inspects the classes of one model. `read` takes a tenth of a millisecond while no code was replaced."""
+def reaches() -> ReachCache:
+    """A cache of the code that models can reach. A query takes a tenth of a millisecond while no code was replaced."""
+    return ReachCache(MANAGEMENT_MODULES)
 
-    def __init__(self) -> None:
-        self._reaches = ReachCache(MANAGEMENT_MODULES)
 
-    def read(self, modules: Iterable[torch.nn.Module]) -> tuple[frozenset[type], CodeReach]:
-        """The classes of the modules, and the reach of their code, which equals an earlier one if nothing changed."""
-        kinds = frozenset(map(type, modules))
-        return kinds, self._reaches.of(kinds)
+def blocker(kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
+    """Why a forward of modules of these classes must not be captured, or None.
 
-    def compiled(self, kinds: Iterable[type]) -> CodeReach:
-        """The reach of the classes that may be in a region. Those of undeclared packs never are."""
-        return self._reaches.of(filter(is_trusted, kinds))
-
-    def why_foreign(
-        self, modules: Sequence[torch.nn.Module], root: torch.nn.Module, trusted: Collection[str]
-    ) -> BypassReason | None:
-        """Why code of other packs forbids extra runs of a model; None if it does not. root: the whole model."""
-        everywhere = foreign_on_every_module()
-        if everywhere:
-            return BypassReason(BypassCode.REPLACED_FORWARD, f"another pack {everywhere}")
-        if any(marks_in(module, module is root) for module in modules):
-            return REPLACED_CODE
-        return self.blocker(*self.read(modules), trusted)
-
-    def blocker(self, kinds: frozenset[type], reach: CodeReach, trusted: Collection[str]) -> BypassReason | None:
-        """Why a forward of modules of these classes must not be captured, or None.
-
-        trusted: see `why_foreign`.
-        """
-        if reach.foreign:
-            return BypassReason(
-                BypassCode.REPLACED_FORWARD,
-                f"another pack replaced {reach.foreign[0]}, and a capture would repeat what that did once",
-            )
-        if reach.unknown:
-            return unkeyed_input(reach.unknown)
-        foreign = why_foreign(kinds, trusted)
-        if foreign is not None:
-            text = f"the model is not captured, because its code may count its calls: {foreign}"
-            return BypassReason(BypassCode.FOREIGN_MODEL, text)
-        if not _NOISE_LEVELS.isdisjoint(string_constants(kinds)):
-            return BypassReason(
-                BypassCode.OBSERVED_INPUT, "the model reads the noise level of a step from transformer_options"
-            )
-        return None
+    trusted: see `trust.why_foreign`.
+    """
+    if reach.foreign:
+        return BypassReason(
+            BypassCode.REPLACED_FORWARD,
+            f"another pack replaced {reach.foreign[0]}, and a capture would repeat what that did once",
+        )
+    if reach.unknown:
+        return unkeyed_input(reach.unknown)
+    foreign = why_foreign(kinds, trusted)
+    if foreign is not None:
+        text = f"the model is not captured, because its code may count its calls: {foreign}"
+        return BypassReason(BypassCode.FOREIGN_MODEL, text)
+    if not _NOISE_LEVELS.isdisjoint(string_constants(kinds)):
+        return BypassReason(
+            BypassCode.OBSERVED_INPUT, "the model reads the noise level of a step from transformer_options"
+        )
+    return None

@@ -15,34 +15,37 @@ from ....compile_cache.regions.structure import Memo, structure_digest
 from ..blocks.families import hooks_of, require_known, without
 from ..comfyui import chosen_attention, version
 from ..comfyui.module_attributes import ATTRIBUTES
+from ..weights.module_state import ModuleState
 from ..weights.streamed_blocks import streamed
-from ..weights.weights_epoch import WeightsEpoch
 
 
 class ModuleHooks:
     """Builds the hooks of a module for one program; a `HookBuilder`.
 
     The compile node counts the regions of a module before its weights are loaded. The program asks for the same hooks
-    at each new weights epoch, most of which only move weights. So the hooks are reused until the modules, their
-    settings or the code that they reach change.
+    at each new weights epoch, most of which only move weights. So the hooks are reused until the version of the
+    settings or of the code changes.
 
     The reference to the module is weak, because the program keeps this object alive.
     """
 
-    def __init__(self, module: torch.nn.Module, role: Role, names: tuple[str, ...], weights: WeightsEpoch) -> None:
+    def __init__(self, module: torch.nn.Module, role: Role, names: tuple[str, ...], weights: ModuleState) -> None:
         """names: of blocks that are left out, see `left_out`."""
         self._module = weakref.ref(module)
         self._role, self._names, self._weights = role, names, weights
         self._run: RegionRunner = _run_nothing
         self._bypass: Bypass = _report_nothing
-        self._built_for: Any = None
+        self._built_for: tuple[object, ...] = ()
         self._all_hooks: list[Hook] = []
         self._active_hooks: list[Hook] = []
         self._count: int | None = None  # of their regions
         self._reasons: list[BypassReason] = []  # why blocks have no hook
 
     def __call__(self, run: LendingRunner, bypass: Bypass) -> Sequence[Hook]:
-        """Connect the hooks to `run` and `bypass`, and return them. Reports to `bypass` why blocks have no hook."""
+        """Connect the hooks to `run` and `bypass`, and return them. Reports to `bypass` why blocks have no hook.
+
+        The weights epoch was brought up to date before this call.
+        """
         self._run, self._bypass = streamed(run, self._weights.paged), bypass
         self._build_if_changed()
         for reason in self._reasons:
@@ -51,6 +54,7 @@ class ModuleHooks:
 
     def known(self) -> Sequence[Hook]:
         """The hooks before any call. Raises UserError if a name of `left_out` is certainly no block of the module."""
+        self._weights.look()
         self._build_if_changed()
         require_known(self._names, self._all_hooks, self._reasons)
         return self._active_hooks
@@ -67,13 +71,13 @@ class ModuleHooks:
 
     def close(self) -> None:
         """The module was garbage collected: drop the references to its blocks."""
-        self._built_for, self._all_hooks, self._active_hooks = None, [], []
+        self._built_for, self._all_hooks, self._active_hooks = (), [], []
         self._run, self._bypass = _run_nothing, _report_nothing
 
     def _build_if_changed(self) -> None:
-        module = self._module()
+        module, versions = self._module(), self._weights.versions
         attention = (chosen_attention.default(), version.vae_attention_is_traceable())
-        now = (self._weights.code(), *attention)
+        now = (versions["settings"], versions["code"], *attention)
         if module is None or now == self._built_for:
             return
         self._reasons, called = [], self._bypass

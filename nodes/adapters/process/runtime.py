@@ -24,10 +24,10 @@ from ....compile_cache.captures.captures import free_bytes
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.keys import GraphKey, Role, digest
 from ....compile_cache.regions.structure import structure_digest
-from ..comfyui import dynamic_vram, messages, page_loading
+from ..comfyui import dynamic_vram, messages, page_loading, version
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..foreign.model_code import MANAGEMENT_MODULES
-from ..weights.weights_epoch import WeightsEpoch
+from ..weights.module_state import ModuleState
 from . import collector, store_location, user_settings
 from .compile_request import CompileRequest
 from .module_hooks import ModuleHooks
@@ -68,6 +68,7 @@ def cache() -> GraphCache:
                 device_bytes=int(comfy.model_management.get_total_memory(device())),
                 store_folder=store_location.folder(),
                 source=store_location.source(),
+                application=f"ComfyUI {version.of_comfyui()}",
                 management_modules=MANAGEMENT_MODULES,
                 settings=user_settings.variables(),
                 attribute_policy=ATTRIBUTES,
@@ -134,13 +135,12 @@ class ModuleRecord:
     """The programs, hooks and weights epoch of one module, shared by every clone that runs it."""
 
     owner: int  # the number of the module in this process
-    weights: WeightsEpoch
+    weights: ModuleState
     # By the backend's name, the names of the left-out blocks, and the role of the node's request: a VAE of videos
     # encodes and decodes in one module.
     programs: dict[tuple[str, tuple[str, ...], Role], Program] = field(default_factory=dict)
     hooks: dict[tuple[str, tuple[str, ...], Role], ModuleHooks] = field(default_factory=dict)
-    fingerprint: str = ""
-    fingerprint_epoch: int = 0  # the weights epoch in which it was computed
+    fingerprint: tuple[int, str] = (-1, "")  # the weights epoch in which it was computed, and the digest
 
     def close(self) -> None:
         """The module was garbage collected: drop the references to its blocks and weights.
@@ -155,7 +155,7 @@ class ModuleRecord:
 
     def structure(self) -> str:
         """The short fingerprint that `GraphKey.plain` writes as a shape's model; empty until a call computes it."""
-        return self.fingerprint[:12]
+        return self.fingerprint[1][:12]
 
 
 def record_of(module: torch.nn.Module) -> ModuleRecord:
@@ -167,7 +167,7 @@ def record_of(module: torch.nn.Module) -> ModuleRecord:
             owner = next(_numbers)
             _owners[module] = owner
             unsupported = page_loading.why_unsupported()
-            weights = WeightsEpoch(
+            weights = ModuleState(
                 module,
                 config.trusted,
                 page_loading.fill,
@@ -227,10 +227,10 @@ def fingerprint_of(module: torch.nn.Module) -> str:
     Computed once per weights epoch, because the settings may change between epochs.
     """
     record = record_of(module)
-    if not record.fingerprint or record.fingerprint_epoch != record.weights.epoch:
-        record.fingerprint = digest((type(module).__name__, structure_digest(module, policy=ATTRIBUTES)))
-        record.fingerprint_epoch = record.weights.epoch
-    return record.fingerprint
+    if record.fingerprint[0] != record.weights.epoch:
+        found = digest((type(module).__name__, structure_digest(module, policy=ATTRIBUTES)))
+        record.fingerprint = record.weights.epoch, found
+    return record.fingerprint[1]
 
 
 def programs() -> dict[tuple[int, str, tuple[str, ...], Role], Program]:

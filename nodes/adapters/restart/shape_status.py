@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +22,17 @@ MEMORY, DISK, UNKNOWN = "memory", "disk", "unknown"
 
 
 def locate(graphs: Iterable[UsedShape], cache: GraphCache, device: torch.device) -> dict[str, Located]:
-    """Locate the regions of graphs, by backend, with one query of each store."""
-    regions: dict[str, frozenset[str]] = {}
+    """Locate the regions of graphs, by backend, with one query of each store.
+
+    Another version of ComfyUI may have other code: of its graphs, only the regions that this version ran too count.
+    """
+    used: dict[str, tuple[set[str], set[str]]] = {}  # by this version, and by others
     for graph in graphs:
         if graph.key.backend in registry.NAMES:  # it may come from another version of this pack
-            regions[graph.key.backend] = regions.get(graph.key.backend, frozenset()) | graph.regions
-    return {name: registry.get(name).locate(keys, device, cache.config) for name, keys in regions.items()}
+            now, before = used.setdefault(graph.key.backend, (set(), set()))
+            (now if graph.application == cache.config.application else before).update(graph.regions)
+    found = {name: registry.get(name).locate(frozenset(used[name][0]), device, cache.config) for name in used}
+    return {name: replace(each, missing=each.missing | (used[name][1] - used[name][0])) for name, each in found.items()}
 
 
 def of_model(model: str, backend: str, cache: GraphCache, device: torch.device) -> Located:

@@ -46,6 +46,7 @@ _DATA = _FIXED | {tuple, list, set, dict, OrderedDict, torch.Tensor}  # no code
 _dictionary = attrgetter("__dict__")
 _MODE = "training"
 _children, _mode = itemgetter("_modules"), itemgetter(_MODE)
+_parameters, _buffers = itemgetter("_parameters"), itemgetter("_buffers")
 _get = itemgetter.__call__
 _DEEPEST = 3  # levels of objects in attributes
 # By reach: names of attributes that its code reads and does not assign, that it assigns, and that it writes into.
@@ -55,8 +56,9 @@ _names: weakref.WeakKeyDictionary[CodeReach, tuple[Names, Names, Names]] = weakr
 class ModuleSnapshot:
     """The modules of a model with their attributes, hooks and foreign code. It keeps no module or tensor alive.
 
-    settings: equal in two snapshots if no module, attribute, hook or foreign code changed. loading: which modules cast
-    their weights, and the number of patches per weight at loading. is_foreign: other packs added code or hooks.
+    settings: equal in two snapshots if no module, attribute, hook, foreign code or shape of a weight changed. loading:
+    which modules cast their weights, and the number of patches per weight at loading. is_foreign: other packs added
+    code or hooks.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
@@ -74,7 +76,9 @@ class ModuleSnapshot:
         self._hooks, self._last_hook = _hooks_in(own), RemovableHandle.next_id
         self.is_foreign = bool(marks or self._hooks)
         kinds = list(map(weakref.ref, map(type, modules)))
-        self.settings = (self._modules, kinds, groups, marks, self._hooks)
+        weights = chain.from_iterable(map(dict.values, chain(map(_parameters, own), map(_buffers, own))))
+        shapes = [None if each is None else (each.shape, each.dtype) for each in weights]
+        self.settings = (self._modules, kinds, groups, marks, self._hooks, shapes)
         casting = {kind for kind in set(map(type, modules)) if hasattr(kind, CASTS)}
         patches = [
             (name, number, each[name]) for name in WEIGHT_PATCHES for number, each in enumerate(own) if name in each

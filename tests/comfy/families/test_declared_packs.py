@@ -157,7 +157,7 @@ def hooks_of(core: SimpleNamespace, module: torch.nn.Module) -> tuple[list[Any],
 
 def why_not_captured(core: SimpleNamespace, module: torch.nn.Module) -> str:
     trusted = core.ours("foreign.trust")._trusted()
-    weights = core.ours("weights.weights_epoch").WeightsEpoch(module, trusted)
+    weights = core.ours("weights.module_state").ModuleState(module, trusted)
     weights.refresh()
     return "" if weights.blocker is None else str(weights.blocker.detail)
 

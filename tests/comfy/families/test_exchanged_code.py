@@ -399,7 +399,7 @@ def foreign_code(core: SimpleNamespace, kinds: set[type]) -> list[str]:
     pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
     reaches = importlib.import_module(f"{pack}.compile_cache.foreign.reach")
     reach = reaches.ReachCache(core.ours("foreign.model_code").MANAGEMENT_MODULES).of(kinds)
-    assert not reach.has_changed()
+    assert not reach.change()
     return list(reach.foreign)
 
 

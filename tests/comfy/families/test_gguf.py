@@ -302,7 +302,7 @@ def test_a_capture_follows_unpatched_weights_and_no_lora(
     loras = Loras(bench)
     loras.off()
     trust = core.ours("foreign.trust")._trusted()
-    weights = core.ours("weights.weights_epoch").WeightsEpoch(bench.module, trust)
+    weights = core.ours("weights.module_state").ModuleState(bench.module, trust)
     weights.refresh()
     before = weights.epoch
     assert weights.blocker is None
@@ -320,7 +320,7 @@ def test_patches_that_are_put_into_a_weight_in_place_are_seen(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
 ) -> None:
     bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
-    weights = core.ours("weights.weights_epoch").WeightsEpoch(bench.module, core.ours("foreign.trust")._trusted())
+    weights = core.ours("weights.module_state").ModuleState(bench.module, core.ours("foreign.trust")._trusted())
     weights.refresh()
     packed = next(
         weight for weight in bench.module.parameters() if getattr(weight, "tensor_type", None) in layers.FORMATS

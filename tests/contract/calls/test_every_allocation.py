@@ -240,7 +240,7 @@ def test_of_a_fault_in(
     """The driver maps pages, core fills them, and the model runs over them or is captured."""
 
     def attempt(failing: OutOfMemoryAt) -> None:
-        compiled = Compiled(adapter("weights.weights_epoch"))
+        compiled = Compiled(adapter("weights.module_state"))
         before(compiled)
         answered = True
         with monkeypatch.context() as patched:

@@ -221,16 +221,16 @@ def test_a_function_that_the_code_cannot_reach_by_name_does_not_count(blocks: An
     digest = before.digest
     blocks.unreached = blocks.foreign.attend
     after = of_block(blocks)
-    assert (before.has_changed(), after.foreign, after.digest) == (False, (), digest)
+    assert (before.change(), after.foreign, after.digest) == ("", (), digest)
 
 
 @pytest.mark.parametrize("name", FOREIGN_EXCHANGES)
 def test_it_is_foreign_and_other_code(blocks: Any, name: str) -> None:
     exchange, where = FOREIGN_EXCHANGES[name]
     before = of_block(blocks)
-    assert (before.foreign, before.has_changed()) == ((), False)
+    assert (before.foreign, before.change()) == ((), "")
     exchange(blocks)
-    assert before.has_changed()
+    assert before.change()
     after = of_block(blocks)
     assert [each.partition(".")[2] for each in after.foreign] == [where]
     assert after.digest != before.digest
@@ -253,7 +253,7 @@ DATA_EXCHANGES: dict[str, Callable[[Any], None]] = {
 def test_data_that_the_code_reads_is_no_foreign_code_but_counts(blocks: Any, name: str) -> None:
     before = of_block(blocks)
     DATA_EXCHANGES[name](blocks)
-    assert before.has_changed()
+    assert before.change()
     after = of_block(blocks)
     assert after.foreign == ()
     assert after.digest != before.digest
@@ -266,7 +266,7 @@ def test_data_that_the_code_does_not_read_or_writes_itself_does_not_count(blocks
     assert blocks.noted.__defaults__[0]["calls"] == 1
     blocks.UNUSED = 1
     copy.deepcopy(blocks.Params())  # adds `__slotnames__` to the class
-    assert not before.has_changed()
+    assert not before.change()
     assert of_block(blocks).digest == before.digest
     assert ReachCache().of([blocks.Other]).digest == ReachCache().of([blocks.Other]).digest
 

@@ -123,14 +123,14 @@ def test_torchs_own_attention_exchanged_for_everybody_is_noticed(
 ) -> None:
     before = packages.reach("Block")
     monkeypatch.setattr(torch.nn.functional, "softmax", packages.foreign.exchanged)
-    assert before.has_changed()
+    assert before.change()
     assert packages.reach("Block").foreign == ("torch.nn.functional.softmax",)
 
 
 def test_a_package_that_the_source_imports_is_native(packages: Packages) -> None:
     before = packages.reach()
     packages.math.helper = packages.kernels.fast
-    assert before.has_changed()
+    assert before.change()
     assert packages.reach().foreign == ()
     assert packages.reach().digest != before.digest, "another native function is other code all the same"
 
@@ -138,7 +138,7 @@ def test_a_package_that_the_source_imports_is_native(packages: Packages) -> None
 def test_code_in_a_module_that_the_classes_do_not_import_stays_clean(packages: Packages) -> None:
     before = packages.reach()
     packages.beside.helper = packages.foreign.exchanged
-    assert not before.has_changed()
+    assert not before.change()
     packages.math.helper = packages.foreign.exchanged
     assert [each.partition(".")[2] for each in packages.reach().foreign] == ["math.helper"]
 
@@ -158,12 +158,12 @@ def test_a_method_that_is_added_to_torchs_tensor_is_foreign(packages: Packages) 
     reach = packages.reach()
     torch.Tensor.softmax = packages.foreign.exchanged  # type: ignore[method-assign]
     try:
-        assert reach.has_changed()
+        assert reach.change()
         assert reach.change() == "torch.Tensor.softmax"
         assert packages.reach().foreign == ("torch.Tensor.softmax",)
     finally:
         del torch.Tensor.softmax
-    assert not reach.has_changed()
+    assert not reach.change()
 
 
 def test_an_exchanged_function_is_not_kept_alive(packages: Packages) -> None:
@@ -173,7 +173,7 @@ def test_an_exchanged_function_is_not_kept_alive(packages: Packages) -> None:
     packages.model.attention = packages.math.attention
     gc.collect()
     assert held() is None
-    assert reach.has_changed(), "another function at the same address is another function"
+    assert reach.change(), "another function at the same address is another function"
 
 
 def test_a_reach_is_found_again_only_after_an_exchange(packages: Packages) -> None:
@@ -189,9 +189,9 @@ def test_a_reach_is_found_again_only_after_an_exchange(packages: Packages) -> No
 def test_a_module_that_is_left_out_is_neither_watched_nor_followed(packages: Packages) -> None:
     reach = ReachCache({packages.math.__name__}).of([packages.model.Block, packages.model.Other])
     packages.math.helper = packages.foreign.exchanged
-    assert not reach.has_changed()
+    assert not reach.change()
     packages.model.attention = packages.foreign.exchanged
-    assert reach.has_changed()
+    assert reach.change()
 
 
 def test_no_class_is_kept_alive() -> None:

@@ -55,3 +55,26 @@ def test_a_size_is_in_the_cells_of_its_own_model(sizes: Any) -> None:
 
 def test_sound_in_the_form_of_a_picture_does_not_count(sizes: Any) -> None:
     assert sizes(("unet", (1, 8, 16, 256))) == []
+
+
+def test_regions_of_another_version_of_comfyui_are_there_once_this_one_ran_them_too(
+    adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code may be other. What a model runs now tells which of them are still its own."""
+    readiness = adapter("restart.shape_status")
+    keys = sys.modules[f"{readiness.__name__.partition('.')[0]}.compile_cache.keys"]
+    everything = SimpleNamespace(locate=lambda found, *_: readiness.Located(on_disk=found))
+    monkeypatch.setattr(readiness.registry, "get", lambda name: everything)
+    cache: Any = SimpleNamespace(config=SimpleNamespace(application="ComfyUI 2"))
+
+    def used(size: int, regions: str, version: int) -> Any:
+        key = graph_key(keys, "unet", (2, 4, size, size))
+        return readiness.UsedShape(key, frozenset(regions), application=f"ComfyUI {version}")
+
+    def located(*graphs: Any) -> tuple[frozenset[str], frozenset[str]]:
+        found = readiness.locate(graphs, cache, torch.device("cpu"))["inductor"]
+        return found.on_disk, found.missing
+
+    before = used(64, "abc", 1)
+    assert located(before) == (frozenset(), frozenset("abc"))
+    assert located(before, used(128, "abd", 2)) == (frozenset("abd"), frozenset("c"))

@@ -143,7 +143,7 @@ class Case:
         self.code = code
         self.block = code.Block()
         self.model = torch.nn.Sequential(self.block, code.Block())
-        self.weights = epochs.WeightsEpoch(self.model)
+        self.weights = epochs.ModuleState(self.model)
         self.weights.refresh(inspect_modules=True)
 
     def key(self) -> tuple[str, str]:
@@ -156,11 +156,11 @@ def case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: Callable[[str], ModuleType], comfy: None
 ) -> Iterator[Case]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(adapter("foreign.model_code"), "is_trusted", lambda kind: True)
+    monkeypatch.setattr(adapter("weights.module_state"), "is_trusted", lambda kind: True)
     name = f"mutated_{next(_NUMBERS)}"
     (tmp_path / f"{name}.py").write_text(SOURCE)
     os.utime(tmp_path / f"{name}.py", (1e9, 1e9))  # written before this process began
-    yield Case(importlib.import_module(name), adapter("weights.weights_epoch"))
+    yield Case(importlib.import_module(name), adapter("weights.module_state"))
     del sys.modules[name]
 
 

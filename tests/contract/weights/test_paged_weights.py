@@ -38,7 +38,7 @@ def paging(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
 
 @pytest.fixture
 def epochs(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
-    return adapter("weights.weights_epoch")
+    return adapter("weights.module_state")
 
 
 class Capture:
@@ -84,7 +84,7 @@ class Compiled:
         self.model = self.checkpoint.model
         self.cache = GraphCache(CacheConfig())
         self.program = CapturingProgram(self.model)
-        self.weights = epochs.WeightsEpoch(self.model, fill=fill, host=HOST, unsupported=unsupported)
+        self.weights = epochs.ModuleState(self.model, fill=fill, host=HOST, unsupported=unsupported)
         self.needs_memory = False  # a forward takes so much that all pages go that are not pinned
         self._inspect = True
 
@@ -311,7 +311,7 @@ TOO_OLD = "comfy-aimdo 0.2.14 pages the weights, and 0.3.0 is needed"
 
 def test_weights_without_pages_are_held_where_pages_cannot_be(epochs: ModuleType) -> None:
     """ComfyUI 0.8.0 has no pages: its models are captured."""
-    weights = epochs.WeightsEpoch(nn.Linear(2, 2), host=HOST, unsupported=TOO_OLD).paged
+    weights = epochs.ModuleState(nn.Linear(2, 2), host=HOST, unsupported=TOO_OLD).paged
     assert weights.pin()
 
 
@@ -384,7 +384,7 @@ def test_a_fill_that_fails_is_left_to_core_and_leaves_nothing_pinned(paging: Mod
 class TestStableAddresses:
     @pytest.fixture
     def kept(self, adapter: Callable[[str], ModuleType]) -> Any:
-        return adapter("weights.weights_epoch").StableAddresses(host=HOST)
+        return adapter("weights.module_state").StableAddresses(host=HOST)
 
     def test_a_tensor_keeps_its_address_and_gets_the_new_values(self, kept: Any) -> None:
         own: dict[str, Any] = {"table": torch.ones(3), "small": nn.Parameter(torch.ones(2))}

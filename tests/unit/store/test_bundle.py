@@ -228,7 +228,7 @@ def test_every_difference_is_named(file: Path, tmp_path: Path) -> None:
 
 def test_a_digest_that_differs_is_explained(file: Path, tmp_path: Path) -> None:
     store = store_in(tmp_path / "there", replace(HERE, source="another"))
-    with pytest.raises(BundleError, match=r"source: another here, .*source is the code of ComfyUI, .* and Resolute"):
+    with pytest.raises(BundleError, match=r"source: another here, .*source is the code of comfy-kitchen and Resolute"):
         import_bundle(file, store)
 
 

@@ -38,7 +38,7 @@ _before: list[str] = []  # for each running compile, the digest of the settings 
 
 
 def environment_of(device: torch.device, source: str) -> EnvironmentFingerprint:
-    """The environment of code for a device. source: a digest of the source code that regions are traced from.
+    """The environment of code for a device. source: a digest of the code that makes regions.
 
     Each call reads the environment, which takes milliseconds.
     """

@@ -207,88 +207,74 @@ def test_one_processor_is_told_the_same_however_it_lists_its_instructions(tmp_pa
     assert len(environment._instructions(tmp_path / "no Linux")) == 8
 
 
-# --- the code that regions are traced from ---------------------------------------------------------------------
+# --- our code that makes regions --------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def trees(
+def pack(
     adapter: Callable[[str], ModuleType], comfy: None, monkeypatch: Patch, tmp_path: Path
-) -> tuple[Callable[[], str], Path, Path]:
-    """(the digest of all source code, a folder like ComfyUI's, a copy of this pack)"""
+) -> tuple[Callable[[], str], Path]:
+    """(the digest of the code, a copy of this pack)"""
     persistence = adapter("process.store_location")
-    for part in ("ldm/modules/attention.py", "ops.py"):
-        (tmp_path / "ComfyUI" / "comfy" / part).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "ComfyUI" / "comfy" / part).write_text(f"# {part}")
     for part in ("compile_cache", "nodes"):
         shutil.copytree(ROOT / part, tmp_path / "pack" / part, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(persistence, "comfy", SimpleNamespace(__path__=[str(tmp_path / "ComfyUI" / "comfy")]))
     monkeypatch.setattr(persistence, "_PACK", tmp_path / "pack")
-    return persistence.source, tmp_path / "ComfyUI", tmp_path / "pack"
+    return persistence.source, tmp_path / "pack"
 
 
+BLOCKS = "nodes/adapters/blocks"
 CODE = {
-    "ComfyUI's operations": "ComfyUI/comfy/ops.py",
-    "deep in ComfyUI": "ComfyUI/comfy/ldm/modules/attention.py",
-    "a new file of ComfyUI": "ComfyUI/comfy/ldm/new.py",
-    "our blocks": "pack/nodes/adapters/blocks/unets/unet.py",
-    "our tracing": "pack/compile_cache/backends/inductor/compile/tracing.py",
-    "our structure": "pack/compile_cache/regions/structure.py",
+    "our blocks": f"{BLOCKS}/unets/unet.py",
+    "a new file": f"{BLOCKS}/new.py",
+    "our tracing": "compile_cache/backends/inductor/compile/tracing.py",
+    "our structure": "compile_cache/regions/structure.py",
 }
 NO_CODE = {
-    "a model": "ComfyUI/models/checkpoints/model.safetensors",
-    "another pack": "ComfyUI/custom_nodes/pack/nodes.py",
-    "what Python compiled": "ComfyUI/comfy/__pycache__/ops.cpython-311.pyc",
-    "a note": "ComfyUI/comfy/README.md",
-    "our nodes": "pack/nodes/report.py",
-    "our texts": "pack/README.md",
+    "what Python compiled": f"{BLOCKS}/__pycache__/common.cpython-311.pyc",
+    "a note": f"{BLOCKS}/README.md",
+    "our nodes": "nodes/report.py",
 }
 
 
 @pytest.mark.parametrize("kind", [*CODE, *NO_CODE])
-def test_code_that_a_trace_runs_through_counts_and_other_files_do_not(
-    trees: tuple[Callable[[], str], Path, Path], tmp_path: Path, kind: str
-) -> None:
-    source, *_ = trees
+def test_code_that_makes_regions_counts_and_other_files_do_not(pack: tuple[Callable[[], str], Path], kind: str) -> None:
+    source, folder = pack
     before = source()
-    path = tmp_path / {**CODE, **NO_CODE}[kind]
+    path = folder / {**CODE, **NO_CODE}[kind]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text((path.read_text() if path.exists() else "") + "\n# changed")
     assert (source() != before) == (kind in CODE)
 
 
-def test_a_file_that_goes_or_is_renamed_counts(trees: tuple[Callable[[], str], Path, Path]) -> None:
-    source, comfyui, _ = trees
+def test_a_file_that_goes_or_is_renamed_counts(pack: tuple[Callable[[], str], Path]) -> None:
+    source, folder = pack
     digests = [source()]
-    (comfyui / "comfy" / "ops.py").rename(comfyui / "comfy" / "operations.py")
+    (folder / BLOCKS / "common.py").rename(folder / BLOCKS / "shared.py")
     digests.append(source())
-    (comfyui / "comfy" / "operations.py").unlink()
+    (folder / BLOCKS / "shared.py").unlink()
     digests.append(source())
     assert len(set(digests)) == 3
 
 
 def test_where_the_code_lies_and_how_old_it_is_does_not_count(
-    trees: tuple[Callable[[], str], Path, Path],
-    adapter: Callable[[str], ModuleType],
-    monkeypatch: Patch,
-    tmp_path: Path,
+    pack: tuple[Callable[[], str], Path], adapter: Callable[[str], ModuleType], monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """Also where the pack is a link in `custom_nodes`."""
-    source, comfyui, pack = trees
+    source, folder = pack
     before = source()
     moved = tmp_path / "elsewhere" / "with spaces"
-    shutil.copytree(comfyui, moved)
+    shutil.copytree(folder, moved)
     for path in moved.rglob("*.py"):
         os.utime(path, (1, 1))
-    (tmp_path / "link").symlink_to(pack, target_is_directory=True)
-    monkeypatch.setattr(adapter("process.store_location"), "comfy", SimpleNamespace(__path__=[str(moved / "comfy")]))
+    (tmp_path / "link").symlink_to(moved, target_is_directory=True)
     monkeypatch.setattr(adapter("process.store_location"), "_PACK", tmp_path / "link")
     assert source() == before
 
 
 def test_a_package_that_a_trace_can_run_through_counts(
-    trees: tuple[Callable[[], str], Path, Path], adapter: Callable[[str], ModuleType], monkeypatch: Patch
+    pack: tuple[Callable[[], str], Path], adapter: Callable[[str], ModuleType], monkeypatch: Patch
 ) -> None:
-    source, *_ = trees
+    source, _ = pack
     before = source()
     monkeypatch.setattr(adapter("process.store_location"), "version_of", lambda name: "99")
     assert source() != before

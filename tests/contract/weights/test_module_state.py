@@ -1,4 +1,4 @@
-"""WeightsEpoch: a number that changes whenever the weights are elsewhere, and what then forbids a capture."""
+"""ModuleState: versions of addresses, settings and code, the epoch that they make, and what forbids a capture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 
 @pytest.fixture
 def residency(adapter: Callable[[str], ModuleType], comfy: None) -> ModuleType:
-    return adapter("weights.weights_epoch")
+    return adapter("weights.module_state")
 
 
 class Operation(nn.Linear):
@@ -48,7 +48,7 @@ def module() -> Module:
 
 @pytest.fixture
 def watched(residency: ModuleType, module: Module) -> Any:
-    watched = residency.WeightsEpoch(module)
+    watched = residency.ModuleState(module)
     watched.refresh()
     return watched
 
@@ -140,6 +140,51 @@ def test_an_exchanged_submodules_weights_are_watched_from_then_on(watched: Any, 
     assert watched.epoch > before
 
 
+def exchange_linear(module: Module) -> None:
+    torch.nn.functional.linear = torch.nn.functional.bilinear  # type: ignore[assignment]
+
+
+VERSIONS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
+    "rebind a parameter": (MOVES["rebind a parameter"], {"addresses"}),
+    "a cast": (flip_cast, {"addresses"}),
+    "another dtype": (MOVES["move everything"], {"addresses", "settings"}),
+    "a setting": (CHANGES["a setting"], {"settings"}),
+    "a hook": (CHANGES["a hook"], {"settings"}),
+    "another submodule": (exchange_submodule, {"addresses", "settings"}),
+    "a function that the code calls": (exchange_linear, {"code"}),
+}
+
+
+@pytest.mark.parametrize("change", VERSIONS)
+def test_each_change_is_a_new_version_of_what_changed_alone(
+    watched: Any, module: Module, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)  # it is put back
+    watched.refresh(inspect_modules=True)
+    before, kept = dict(watched.versions), list(module.parameters())
+    act, changed = VERSIONS[change]
+    act(module)
+    watched.refresh(inspect_modules=True)
+    assert {name for name, version in watched.versions.items() if version != before[name]} == changed
+    assert kept
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_look_between_two_runs_leaves_the_epoch_and_the_next_run_begins_one(
+    watched: Any, module: Module, is_loaded: bool
+) -> None:
+    before = watched.epoch
+    module.first.eps = 1e-5
+    if not is_loaded:
+        module.to("meta")
+    for _ in range(2):
+        watched.look()
+        settings = watched.versions["settings"]
+    assert watched.epoch == before
+    watched.refresh(inspect_modules=True)
+    assert (watched.epoch > before, watched.versions["settings"]) == (True, settings)
+
+
 @pytest.mark.parametrize("inspect_modules", [False, True])
 def test_without_a_change_the_epoch_stays(watched: Any, module: Module, inspect_modules: bool) -> None:
     before = watched.epoch
@@ -156,7 +201,7 @@ def test_a_model_that_is_watched_goes_when_everybody_else_lets_go(residency: Mod
     module = Module()
     module.get_submodule(holder).forward = module.forward  # a method bound to the model, as core leaves it there
     module.get_submodule(holder).__dict__["model"] = [module]
-    watched, gone = residency.WeightsEpoch(module), weakref.ref(module)
+    watched, gone = residency.ModuleState(module), weakref.ref(module)
     watched.refresh(inspect_modules=True)
     del module
     gc.collect()
@@ -168,7 +213,7 @@ def test_a_model_that_is_watched_goes_when_everybody_else_lets_go(residency: Mod
 def test_a_model_goes_though_it_was_put_into_a_list_that_was_seen_empty(residency: ModuleType, name: str) -> None:
     module = Module()
     module.first.__dict__[name] = found = []  # type: ignore[var-annotated]
-    watched, gone = residency.WeightsEpoch(module), weakref.ref(module)
+    watched, gone = residency.ModuleState(module), weakref.ref(module)
     for _ in range(2):
         watched.refresh(inspect_modules=True)
         found.append(module)
@@ -178,7 +223,7 @@ def test_a_model_goes_though_it_was_put_into_a_list_that_was_seen_empty(residenc
 
 
 def test_two_modules_never_share_an_epoch(residency: ModuleType, watched: Any) -> None:
-    other = residency.WeightsEpoch(Module())
+    other = residency.ModuleState(Module())
     other.refresh()
     assert other.epoch != watched.epoch
 
@@ -236,7 +281,7 @@ class TestBlockers:
     def test_paged_weights_forbid_nothing_wherever_their_parameters_are(
         self, residency: ModuleType, module: Module
     ) -> None:
-        watched = residency.WeightsEpoch(module, host="meta")
+        watched = residency.ModuleState(module, host="meta")
         page_first(module)
         watched.refresh()
         assert watched.paged.pages
@@ -245,7 +290,7 @@ class TestBlockers:
     def test_a_small_weight_that_is_left_on_the_host_beside_paged_ones_forbids_a_capture(
         self, residency: ModuleType, module: Module
     ) -> None:
-        watched = residency.WeightsEpoch(module)  # here the CPU is the host
+        watched = residency.ModuleState(module)  # here the CPU is the host
         page_first(module)
         watched.refresh()
         assert watched.blocker.code.value == "streamed_weights"
@@ -254,7 +299,7 @@ class TestBlockers:
     def test_other_pages_begin_a_new_epoch_and_other_contents_do_not(
         self, residency: ModuleType, module: Module
     ) -> None:
-        watched = residency.WeightsEpoch(module, host="meta")
+        watched = residency.ModuleState(module, host="meta")
         page_first(module)
         watched.refresh()
         before = watched.epoch
@@ -358,7 +403,7 @@ class TestWhatIsNotCoresOwn:
     def test_a_class_of_another_pack_forbids_a_capture_and_is_named(
         self, residency: ModuleType, module: Module, strange: None
     ) -> None:
-        watched = residency.WeightsEpoch(module)
+        watched = residency.ModuleState(module)
         watched.refresh()
         assert watched.blocker.code.value == "foreign_model"
         assert f"{Module.__module__}.Module" in watched.blocker.detail
@@ -368,7 +413,7 @@ class TestWhatIsNotCoresOwn:
         self, residency: ModuleType, module: Module, strange: None
     ) -> None:
         both = {f"{kind.__module__}.{kind.__qualname__}" for kind in (Module, Operation)}
-        watched = residency.WeightsEpoch(module, both)
+        watched = residency.ModuleState(module, both)
         watched.refresh()
         assert watched.blocker is None
 
@@ -396,7 +441,7 @@ class TestWhatIsNotCoresOwn:
     ) -> None:
         """Core sets `memory_management.extra_ram_release_callback` for each prompt, which once cost a capture each."""
         monkeypatch.setattr(adapter("foreign.model_code"), "MANAGEMENT_MODULES", frozenset({"torch.nn.functional"}))
-        watched = residency.WeightsEpoch(module)
+        watched = residency.ModuleState(module)
         watched.refresh()
         before = watched.epoch
         strange = types.FunctionType(forward_of_strange.__code__, {"__name__": "custom_nodes.strange"})
@@ -406,7 +451,7 @@ class TestWhatIsNotCoresOwn:
 
     def test_a_model_that_reads_the_noise_level_is_not_captured(self, residency: ModuleType) -> None:
         module = ReadsSigmas()
-        watched = residency.WeightsEpoch(module)
+        watched = residency.ModuleState(module)
         watched.refresh()
         assert watched.blocker.code.value == "observed_input"
 
@@ -430,7 +475,7 @@ def test_a_class_that_holds_the_model_does_not_keep_it_alive(residency: ModuleTy
 
     model = Module()
     model.reader = added_to(model)
-    watched = residency.WeightsEpoch(model)
+    watched = residency.ModuleState(model)
     watched.refresh()
     gone = weakref.ref(model)
     del model

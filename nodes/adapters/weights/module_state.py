@@ -1,4 +1,4 @@
-"""The weights epoch of a module: a number that changes whenever a capture of the module would be wrong.
+"""The versions of a module's addresses, settings and code, and the weights epoch that they make.
 
 A capture reads weights at fixed addresses. ComfyUI moves weights (load, offload, LoRA, hooks), often without a
 callback, so their addresses are read before every call.
@@ -15,20 +15,22 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason
 from ....compile_cache.foreign.attributes import is_own
+from ....compile_cache.foreign.reach import CodeReach
 from ....compile_cache.regions.gguf_weights import patches_of
 from ....compile_cache.regions.region_weights import weight_forms
-from ....compile_cache.regions.slots import Slot, all_parts, tensor_slots
+from ....compile_cache.regions.slots import Slot, all_parts
 from ....compile_cache.regions.structure import unknown_setting
 from ....compile_cache.regions.weight_parts import PLAIN, WeightForm, form_of, is_plain, read_anew
 from ....compile_cache.stats import Counters
 from ....compile_cache.torch_facts.private_names import foreach_copy
 from ..comfyui import dynamic_vram
 from ..comfyui.module_attributes import ATTRIBUTES
-from ..foreign.model_code import REPLACED_CODE, ModelCode, unkeyed_input
+from ..foreign import model_code
+from ..foreign.trust import is_trusted
 from .module_snapshot import ModuleSnapshot
 from .paged_weights import Fill, PagedWeights
 
-_epochs = itertools.count(1)
+_numbers = itertools.count(1)  # of epochs and versions
 # For a weight outside compiled blocks, the GGUF pack copies its LoRAs from the host to the device in every call.
 _PATCHED_INSIDE = BypassReason(
     BypassCode.UNREADABLE_WEIGHTS,
@@ -36,8 +38,12 @@ _PATCHED_INSIDE = BypassReason(
 )
 
 
-class WeightsEpoch:
-    """The weights epoch of one module, and the reason if its weights forbid a capture.
+class ModuleState:
+    """The versions of one module, its weights epoch, and the reason if a capture of it is forbidden.
+
+    addresses: of weights and pages, and how loading casts and patches weights. settings: the modules, their attributes
+    and hooks, and the shapes of weights. code: all that the classes of the modules reach. A change of any of them makes
+    captures wrong. Hooks and compiled regions contain no addresses.
 
     All clones of a model share one object, because their epochs must agree. Its reference to the module is weak: all
     state of a module is dropped when the module is garbage collected.
@@ -52,7 +58,7 @@ class WeightsEpoch:
         unsupported: str | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """trusted: see `ModelCode.blocker`. fill, unsupported, counters: see `PagedWeights`. host: see
+        """trusted: see `trust.why_foreign`. fill, unsupported, counters: see `PagedWeights`. host: see
         `StableAddresses`.
         """
         self._module = weakref.ref(module)
@@ -60,10 +66,12 @@ class WeightsEpoch:
         self._addresses: list[Any] | None = None
         self._plain: list[Slot] = []
         self._composite: list[tuple[Slot, weakref.ref[torch.Tensor], WeightForm | None]] = []
-        self._snapshot: ModuleSnapshot | None = None  # of the inspection that began the epoch
-        self._code = ModelCode()
+        self._snapshot: ModuleSnapshot | None = None  # of the walk that began the epoch
+        self._reaches = model_code.reaches()
         self._trusted = trusted
-        self._state: tuple[Any, ...] | None = None
+        self._values: dict[str, object] = {}
+        # A changed value gets a new number as its version. A version above `epoch` begins a new epoch.
+        self.versions = dict.fromkeys(("addresses", "settings", "code"), 0)
         self.epoch = 0
         self.blocker: BypassReason | None = None
         self.paged = PagedWeights(fill, unsupported, counters)
@@ -85,34 +93,49 @@ class WeightsEpoch:
         if root is None:
             return False
         modules = list(all_parts(root))
-        _remove_own_forwards(modules)
+        snapshot, kinds, reach = self._walk(modules)
         self._find_slots(modules)
         pages = self.paged.survey(modules)
         self.stable_addresses.keep(self._slots if self.paged.pages else ())
         self._addresses = self._read_addresses()
         tensors = [slots[name] for slots, name in self._slots]
-        snapshot = ModuleSnapshot(modules)
-        kinds, reach = self._code.read(modules)
-        state = (
+        addresses = (
             self._addresses or [_address(tensor) for tensor in tensors],
             pages,
             [(type(tensor), tensor.dtype, tensor.device) for tensor in tensors],
             weight_forms(self._slots),
-            snapshot.settings,
             snapshot.loading,
-            reach,
         )
-        if self._snapshot is None or state != self._state or self.change():
-            self._state, self._snapshot = state, snapshot
-            self.epoch = next(_epochs)
-            snapshot.watch(modules, self._code.compiled(kinds))
+        self._note(addresses=addresses)
+        if max(self.versions.values()) > self.epoch or self.change():
+            self.epoch, self._snapshot = next(_numbers), snapshot
+            # An undeclared pack's classes are in no region.
+            snapshot.watch(modules, self._reaches.of(filter(is_trusted, kinds)))
             host = self._host if self.paged.pages else None
             self.blocker = (
                 self._why_left_to_core()
                 or _blocker(tensors, modules, snapshot.is_foreign, host)
-                or self._code.blocker(kinds, reach, self._trusted)
+                or model_code.blocker(kinds, reach, self._trusted)
             )
         return True
+
+    def look(self) -> None:
+        """Bring the versions of settings and code up to date. It reads no address, so no weight need be loaded."""
+        root = self._module()
+        if root is not None:
+            self._walk(list(all_parts(root)))
+
+    def _walk(self, modules: Sequence[torch.nn.Module]) -> tuple[ModuleSnapshot, frozenset[type], CodeReach]:
+        _remove_own_forwards(modules)
+        snapshot, kinds = ModuleSnapshot(modules), frozenset(map(type, modules))
+        reach = self._reaches.of(kinds)
+        self._note(settings=snapshot.settings, code=reach)
+        return snapshot, kinds, reach
+
+    def _note(self, **values: object) -> None:
+        changed = [name for name, value in values.items() if value != self._values.get(name)]
+        self.versions.update({name: next(_numbers) for name in changed})
+        self._values.update(values)
 
     def change(self) -> str:
         """Name a change of the model by another pack since the last inspection; empty if there is none."""
@@ -134,24 +157,6 @@ class WeightsEpoch:
                 self._plain.append((own, name))
             else:
                 self._composite.append(((own, name), weakref.ref(weight), read_anew(weight)))
-
-    def code(self) -> object:
-        """The modules, their settings and shapes, and the code that they reach: equal if only weights moved or changed.
-
-        It reads no weights, so the model need not be loaded.
-        """
-        root = self._module()
-        modules = [] if root is None else list(all_parts(root))
-        return (
-            ModuleSnapshot(modules).settings,
-            [(slots[name].shape, slots[name].dtype) for slots, name in tensor_slots(*modules)],
-            self._code.read(modules)[1],
-        )
-
-    def why_foreign(self) -> BypassReason | None:
-        """The reason if another pack's code forbids extra runs of the model; None if none does. Reads no weight."""
-        root = self._module()
-        return None if root is None else self._code.why_foreign(list(all_parts(root)), root, self._trusted)
 
     def _why_left_to_core(self) -> BypassReason | None:
         why = self.paged.unsupported
@@ -210,9 +215,9 @@ def _blocker(
     if any(map(patches_of, tensors)):
         return _PATCHED_INSIDE
     if foreign:
-        return REPLACED_CODE
+        return model_code.REPLACED_CODE
     if unknown := unknown_setting(modules, ATTRIBUTES):
-        return unkeyed_input(unknown)
+        return model_code.unkeyed_input(unknown)
     for module in modules:
         if ATTRIBUTES.patches_weights(module):
             return BypassReason(BypassCode.STREAMED_WEIGHTS, "weights are patched on their way in (low VRAM)")
