@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from types import CodeType, SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from ..in_process import inputs, make_unet
+from ..vaes import SMALL
 from .kit import Bench, CompiledMethod, forget_regions, run_traces
 from .models import FIRST, MODELS
 from .quantized import FAMILIES, FORMATS, model_of
@@ -104,3 +106,13 @@ def test_all_code_that_a_trace_of_a_unet_ran_through_counts(
     unet = make_unet(core)
     with CompiledMethod(core, unet, "_forward", core.roles.UNET).compiled(), torch.inference_mode():
         check(core, monkeypatch, lambda: unet(**inputs(64, 64), transformer_options={}))
+
+
+@pytest.mark.parametrize(("kind", "role"), [("Decoder", "VAE_DECODE"), ("Encoder", "VAE_ENCODE")])
+def test_all_code_that_a_trace_of_a_picture_vae_ran_through_counts(
+    core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, kind: str, role: str
+) -> None:
+    coder = getattr(importlib.import_module("comfy.ldm.modules.diffusionmodules.model"), kind)(**SMALL).eval()
+    given = torch.ones(1, coder.conv_in.in_channels, 16, 16)
+    with CompiledMethod(core, coder, "forward", core.roles[role]).compiled(), torch.inference_mode():
+        check(core, monkeypatch, lambda: coder(given))
