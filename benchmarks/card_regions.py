@@ -87,7 +87,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
     import comfy.ops
     import torch
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
-    from resolute_pack.compile_cache.regions.region_weights import (  # type: ignore[import-not-found]
+    from resolute_pack.compile_cache.modules.region_weights import (  # type: ignore[import-not-found]
         weight_layouts,
         weight_slots,
     )
@@ -223,7 +223,7 @@ def _makers() -> dict[str, Callable[[], list[tuple[Any, list[Any]]]]]:
 
 def _sites(module: Any, role: Any, call: Callable[[], Any]) -> list[tuple[Any, list[Any]]]:
     """Each region that a call runs, with its inputs."""
-    from resolute_pack.compile_cache.regions.site import installed, take_donated  # type: ignore[import-not-found]
+    from resolute_pack.compile_cache.modules.site import installed, take_donated  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.blocks.families import hooks_of  # type: ignore[import-not-found]
 
     found: list[tuple[Any, list[Any]]] = []

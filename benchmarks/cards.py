@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from compile_cache.backends.inductor.parallel import described_gpu
+from compile_cache.backends.inductor.compiler import described_gpu
 from scripts.places import ROOT
 
 from .card_regions import regions
@@ -160,7 +160,7 @@ def compile_for(card: str, also: Iterable[str], wanted: str) -> Iterator[tuple[R
 
 def _compile(site: Any, inputs: list[Any]) -> str:
     """Compile a region as the pack does. Returns the error of the last attempt, or an empty string."""
-    from resolute_pack.compile_cache.backends.inductor.compile import (  # type: ignore[import-not-found]
+    from resolute_pack.compile_cache.backends.inductor.lower import (  # type: ignore[import-not-found]
         lowering,
         tracing,
     )

@@ -7,7 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from .adapters.comfyui.version import search_aliases, with_node_id
-from .adapters.compile.controlnet import compile_controlnet
+from .adapters.patch.controlnet import compile_controlnet
 from .inputs import CATEGORY, backend_input
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from comfy_api.latest import io
 
 from .adapters.comfyui.version import search_aliases, with_node_id
-from .adapters.compile.diffusion_model import compile_diffusion_model
-from .adapters.sampling.wrappers import AUTO
+from .adapters.patch.diffusion_model import compile_diffusion_model
+from .adapters.patch.wrappers import AUTO
 from .inputs import CATEGORY, backend_input, batching_input
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from .adapters.comfyui.version import search_aliases, with_node_id
-from .adapters.compile.vae import compile_vae, compile_vae_decode
+from .adapters.patch.vae import compile_vae, compile_vae_decode
 from .inputs import CATEGORY, backend_input
 
 

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..compile_cache.backends.registry import AUTO, CHOICES
 from ..compile_cache.errors import UserError
-from .adapters.sampling import wrappers
+from .adapters.patch import wrappers
 
 CATEGORY = "Resolute"
 

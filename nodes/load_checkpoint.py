@@ -10,8 +10,8 @@ from comfy_api.latest import io
 from nodes import CheckpointLoaderSimple
 
 from .adapters.comfyui.version import search_aliases, with_node_id
-from .adapters.compile.diffusion_model import compile_diffusion_model
-from .adapters.compile.vae import compile_vae_decode
+from .adapters.patch.diffusion_model import compile_diffusion_model
+from .adapters.patch.vae import compile_vae_decode
 from .inputs import CATEGORY, backend_input
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..compile_cache.calls import report_rows
+from ..compile_cache.telemetry import report_rows
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases
 from .adapters.report import cache_report

@@ -29,10 +29,9 @@ import nodes
 from ..compile_cache.errors import UserError
 from .adapters.comfyui import messages
 from .adapters.comfyui.prompt_queue import queue
-from .adapters.process import runtime, user_settings
+from .adapters.patch import memory
+from .adapters.process import preload, runtime, user_settings
 from .adapters.report import cache_report, runs, stock_measurements
-from .adapters.restart import preload
-from .adapters.sampling import memory
 from .adapters.warm_up.request import parse_request
 from .adapters.warm_up.request_limits import MAX_BODY, MAX_SMALL_BODY, RequestTooLargeError, parse_body
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from ..choices.machine import machine_of
-from ..choices.tuner import Tuner
 from ..errors import first_line
-from ..torch_facts.operators import defined, shared
-from ..torch_facts.out_of_memory import is_out_of_memory
+from ..torch_compat.operators import defined, shared
+from ..torch_compat.out_of_memory import is_out_of_memory
+from ..tuning.machine import machine_of
+from ..tuning.tuner import Tuner
 from .kernels import (
     CUDNN,
     EFFICIENT,

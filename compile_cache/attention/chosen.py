@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..torch_facts.operators import defined, shared
+from ..torch_compat.operators import defined, shared
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, str name, int heads, Tensor? mask, bool skip_reshape, bool skip_output_reshape, "

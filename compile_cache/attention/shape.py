@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import cast
 
-from ..choices.tuner import Trial
+from ..tuning.tuner import Trial
 from .kernels import AttentionArgs, switches
 
 _NEAR = 1.0  # in powers of two: a measured shape serves others within a factor of 2 of its batch and tokens

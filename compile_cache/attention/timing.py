@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..torch_facts.private_names import spin
+from ..torch_compat.private_names import spin
 
 _RUNS = 5  # runs that are timed together
 _LONG_SECONDS = 0.005  # a kernel that takes this long is timed by a single run

@@ -13,10 +13,10 @@ import torch
 
 from ..call_policy import ANYTHING, CallPolicy
 from ..config import CacheConfig
-from ..host_load import HostLoad
 from ..keys import Component, GraphKey
-from ..regions.site import HookBuilder, Progress, SilentProgress
-from ..stats import Stats
+from ..modules.site import HookBuilder, Progress, SilentProgress
+from ..telemetry.host_load import HostLoad
+from ..telemetry.stats import Stats
 from ..weights import Weights
 
 

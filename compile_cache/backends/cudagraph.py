@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from ..config import CacheConfig
-from ..regions.site import HookBuilder
-from ..stats import Stats
-from ..torch_facts.gpu import is_nvidia
-from ..torch_facts.private_names import Feature, why_unavailable
+from ..modules.site import HookBuilder
+from ..telemetry.stats import Stats
+from ..torch_compat.gpu import is_nvidia
+from ..torch_compat.private_names import Feature, why_unavailable
 from .base import Backend, Call, Capabilities, CaptureFacts, Graph, Program
 from .cuda_graphs.capture import Recorder
 from .eager import EagerProgram

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import CacheConfig
-from ..regions.site import HookBuilder
-from ..stats import Stats
+from ..modules.site import HookBuilder
+from ..telemetry.stats import Stats
 from .base import Backend, Call, Capabilities, Program
 
 

@@ -11,11 +11,11 @@ import nodes
 
 from ...compile_cache.errors import UserError, excerpt
 from ...compile_cache.texts import Text
-from ..adapters.compile.backend_choice import explain_passthrough
-from ..adapters.compile.controlnet import compile_controlnet
-from ..adapters.compile.vae import compile_vae_decode
 from ..adapters.onediff.boosters import Booster, merged, speed_up_model
 from ..adapters.onediff.deepcache_settings import DEFAULTS
+from ..adapters.patch.backend_choice import explain_passthrough
+from ..adapters.patch.controlnet import compile_controlnet
+from ..adapters.patch.vae import compile_vae_decode
 
 _OFF = Text("the Torch Compile Booster is switched off, so nothing is compiled")
 

@@ -162,6 +162,6 @@ def machine(place: Place) -> tuple[CacheConfig, EnvironmentFingerprint]:
     device = management.get_torch_device()
     location = pack.module("nodes.adapters.process.store_location")
     config = CacheConfig.from_environment(store_folder=location.folder(), source=location.source())
-    environment_of = importlib.import_module("compile_cache.backends.inductor.compile.environment").environment_of
+    environment_of = importlib.import_module("compile_cache.backends.inductor.lower.environment").environment_of
     environment: EnvironmentFingerprint = environment_of(device, config.source)
     return config, environment

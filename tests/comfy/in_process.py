@@ -59,7 +59,7 @@ def load() -> SimpleNamespace:
         with mock.patch.dict(os.environ, {"RESOLUTE_STORE": "0"}):
             importlib.import_module(f"{pack}.nodes.adapters.process.runtime").cache()
         importlib.import_module(
-            f"{pack}.nodes.adapters.forward.compiled_forward"
+            f"{pack}.nodes.adapters.patch.compiled_forward"
         )  # while ComfyUI's folder is in the path
         del sys.modules["folder_paths"]
         return SimpleNamespace(

@@ -180,7 +180,7 @@ def test_all_places_have_the_same_count_after_a_cancel_and_at_the_end(cold: Benc
 
 
 def test_all_places_have_the_same_seconds_of_a_wait(cold_server: ComfyServer, story: Story) -> None:
-    time_text = module("compile_cache.calls.run_summary").time_text
+    time_text = module("compile_cache.telemetry.run_summary").time_text
     for run in story.runs:
         waited = run["waited"]
         assert sum(each["seconds"] for each in run["segments"] if each["kind"] in WAITING) == pytest.approx(

@@ -99,7 +99,7 @@ def test_a_copy_compiles_both_ways_and_the_input_stays_as_it_is(core: SimpleName
 
 
 def test_it_may_come_after_compile_vae_decode_and_before_it(core: SimpleNamespace) -> None:
-    module = core.ours("compile.vae")
+    module = core.ours("patch.vae")
     ways = (module.compile_vae_decode, module.compile_vae)
     for first, second in (ways, reversed(ways)):
         compiled = Compiled(core, vaes.kl())
@@ -143,7 +143,7 @@ def test_a_vae_without_an_encoder_that_resolute_knows_says_so(
     vae = vaes.kl()
     vae.first_stage_model.encoder = torch.nn.Identity()
     with caplog.at_level("INFO"):
-        ours = core.ours("compile.vae").compile_vae(vae, "inductor")
+        ours = core.ours("patch.vae").compile_vae(vae, "inductor")
     assert "AutoencoderKL has no encoder that Resolute knows" in caplog.text
     assert list(ours.patcher.object_patches) == ["decoder.forward"]
 

@@ -39,7 +39,7 @@ def test_a_backend_that_cannot_read_pages_asks_for_ordinary_weights(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (patcher,) = core.tiny_model().build(seed=0, kind="sd")
-    compile_model_with = core.ours("compile.diffusion_model").compile_diffusion_model
+    compile_model_with = core.ours("patch.diffusion_model").compile_diffusion_model
     packages = core.inside("backends.oneflow.packages")
     monkeypatch.setattr(packages, "version_of", lambda _: "0.9.0")
     monkeypatch.setattr("sys.platform", "linux")

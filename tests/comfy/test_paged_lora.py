@@ -98,7 +98,7 @@ def test_a_fill_gives_the_weights_of_stock(core: SimpleNamespace, ops: Any) -> N
     stock, ours = model(ops, Pages()), model(ops, Pages())
     for name, module in stock.items():
         load(ops)(module, torch.float32 if name == "patch_embedding" else torch.bfloat16)
-    weights = core.ours("weights.paged_weights").PagedWeights(load(ops))
+    weights = core.ours("dynamic_vram.paged_weights").PagedWeights(load(ops))
     weights.dtype = torch.bfloat16
     weights.survey(ours.modules())
     assert weights.pin()
@@ -119,7 +119,7 @@ def test_a_model_in_float32_computes_in_the_dtype_of_the_latent(core: SimpleName
         filled.append(dtype)
         module._v_signature = [1, 0]
 
-    weights = core.ours("weights.paged_weights").PagedWeights(fill)
+    weights = core.ours("dynamic_vram.paged_weights").PagedWeights(fill)
     weights.dtype = torch.bfloat16
     weights.survey(made.modules())
     weights.pin()
@@ -134,7 +134,7 @@ def test_a_load_that_maps_no_page_applies_the_lora_too(
     monkeypatch.setattr(pages, "get_residency", lambda: [0])
     before, places = pages.memory.clone(), [module._v for module in ours.values()]
     linear = [ours["first"], ours["second"]]
-    loading = core.ours("comfyui.page_loading")
+    loading = core.ours("dynamic_vram.page_loading")
     with loading.loaded(linear, CPU, torch.bfloat16, False, lambda size: None, loading.Resident()) as found:
         given = {(module, name): tensor.clone() for module, name, tensor in found}
     for name in ("first", "second"):
@@ -150,7 +150,7 @@ def test_core_is_asked_for_a_module_until_its_pages_hold_the_lora(
     core: SimpleNamespace, ops: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock, ours = model(ops, Pages()), model(ops, Pages())
-    loading = core.ours("comfyui.page_loading")
+    loading = core.ours("dynamic_vram.page_loading")
     resident, linear, crossed = loading.Resident(), [ours["first"], ours["second"]], []
     asked: list[int] = []
     cast = ops.cast_modules_with_vbar

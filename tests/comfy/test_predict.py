@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.call_policy import ANYTHING
-from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from ..unit.fakes import BUDGET, MIB, OBSERVED, FakeProgram, Module

@@ -195,7 +195,7 @@ def test_each_place_has_the_result_of_a_run(told: dict[str, Told], when: str) ->
 
 def _texts(seconds: float) -> set[str]:
     """As text; the route's figure was rounded before."""
-    time_text = module("compile_cache.calls.run_summary").time_text
+    time_text = module("compile_cache.telemetry.run_summary").time_text
     return {time_text(seconds + tiny) for tiny in (-0.0001, 0.0, 0.0001)}
 
 

@@ -161,7 +161,7 @@ def test_a_call_that_runs_out_of_memory_continues_in_tiles_as_cores_does(
 def test_a_tile_is_told_from_a_whole_picture(
     core: SimpleNamespace, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiles, told = core.ours("forward.tile_sizes"), list[bool]()
+    tiles, told = core.ours("patch.tile_sizes"), list[bool]()
     inner = tiles.is_tile
 
     def is_tile() -> bool:
@@ -184,7 +184,7 @@ def test_a_tile_is_told_from_a_whole_picture(
 def test_a_size_of_tiles_is_captured_when_it_comes_again(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, describe = core.ours("forward.tile_sizes").TileSizes(), core.ours("forward.call_description").CallDescription
+    sizes, describe = core.ours("patch.tile_sizes").TileSizes(), core.ours("patch.call_description").CallDescription
 
     def described(side: int) -> Any:
         description = describe()
@@ -193,6 +193,6 @@ def test_a_size_of_tiles_is_captured_when_it_comes_again(
         return description
 
     assert described(16).policy.may_capture  # a whole picture
-    monkeypatch.setattr(core.ours("forward.tile_sizes"), "is_tile", lambda: True)
+    monkeypatch.setattr(core.ours("patch.tile_sizes"), "is_tile", lambda: True)
     assert [described(side).policy.may_capture for side in (16, 8, 16, 8, 16)] == [False, False, True, True, True]
     assert described(16).why_captured

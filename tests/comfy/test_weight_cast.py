@@ -81,7 +81,7 @@ def test_a_load_without_pages_makes_no_other_structure_of_a_model(core: SimpleNa
     """With LoRA hooks core takes a copy of the model that has no pages, and its regions are those of the model."""
     patcher = core.tiny_model().build(0, "sd")[0]
     policy = core.ours("comfyui.module_attributes").ATTRIBUTES
-    digest = core.inside("regions.structure").structure_digest
+    digest = core.inside("modules.structure").structure_digest
     new = digest(patcher.model.diffusion_model, policy=policy)
     for dtype in (None, torch.float16):
         patcher.set_model_compute_dtype(dtype)

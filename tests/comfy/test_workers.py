@@ -36,7 +36,7 @@ def workers() -> list[int]:
     found = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if "inductor/parallel/worker.py" in command.read_text():
+            if "inductor/compiler/worker.py" in command.read_text():
                 found.append(int(command.parent.name))
         except OSError:
             continue

@@ -94,7 +94,7 @@ class Compiled:
 
     def __init__(self, core: SimpleNamespace, vae: Any) -> None:
         self.vae = vae
-        self.ours = core.ours("compile.vae").compile_vae(vae, "inductor")
+        self.ours = core.ours("patch.vae").compile_vae(vae, "inductor")
         self.stats = core.ours("process.runtime").cache().stats
 
     def check(self, call: Callable[[Any], torch.Tensor], bypasses: dict[str, int] | None = None) -> SimpleNamespace:

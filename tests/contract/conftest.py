@@ -49,7 +49,7 @@ def warm(rig: Rig) -> Bound:
 
 @pytest.fixture(scope="session")
 def adapter() -> Iterator[Callable[[str], ModuleType]]:
-    """`adapter("forward.call_description")`: a module of nodes/adapters, imported as part of the pack, as ComfyUI does.
+    """`adapter("patch.call_description")`: a module of nodes/adapters, imported as part of the pack, as ComfyUI does.
 
     Only for modules that need no ComfyUI. The pack's own copy of `compile_cache` comes with it: compare codes by value.
     """
@@ -59,7 +59,7 @@ def adapter() -> Iterator[Callable[[str], ModuleType]]:
     sys.modules[PACK] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[PACK])
     # The models of these tests stand for core's.
-    packs = importlib.import_module(f"{PACK}.nodes.adapters.foreign.packs")
+    packs = importlib.import_module(f"{PACK}.nodes.adapters.trust.packs")
     packs.KNOWN_PACKAGES = packs.KNOWN_PACKAGES | {__name__.partition(".")[0]}
     yield lambda name: importlib.import_module(f"{PACK}.nodes.adapters.{name}")
     for name in [name for name in sys.modules if name.partition(".")[0] == PACK]:

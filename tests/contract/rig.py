@@ -13,10 +13,10 @@ from torch import nn
 
 from compile_cache.attribute_policy import ModuleAttributePolicy
 from compile_cache.backends.base import Backend, Call
-from compile_cache.calls.cache import GraphCache
+from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
-from compile_cache.regions.site import Dims, Hook, HookBuilder, RegionSite
+from compile_cache.modules.site import Dims, Hook, HookBuilder, RegionSite
 
 TOKENS: Dims = ("b", "n", None)
 CONTEXT: Dims = ("b", "m", None)

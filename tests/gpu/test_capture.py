@@ -146,7 +146,7 @@ def test_what_graphs_work_in_counts_as_free_for_the_next_one(allocator: str) -> 
         allocator,
         textwrap.dedent(MEMORY)
         + textwrap.dedent("""
-        from compile_cache.captures.captures import free_bytes
+        from compile_cache.cache.captures import free_bytes
 
         free = free_bytes("cuda:0")
         graph = check(400_000)

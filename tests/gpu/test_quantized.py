@@ -74,9 +74,9 @@ def test_a_fused_fp8_quantizer_is_as_near_to_float32_as_comfy_kitchens_kernel() 
     run(
         """
         from compile_cache.backends.cuda_graphs.capture import capture
-        from compile_cache.backends.inductor.compile.lowering import compile_trace
-        from compile_cache.backends.inductor.compile.tracing import trace
-        from compile_cache.regions.region_weights import weight_inputs, weight_slots
+        from compile_cache.backends.inductor.lower.lowering import compile_trace
+        from compile_cache.backends.inductor.lower.tracing import trace
+        from compile_cache.modules.region_weights import weight_inputs, weight_slots
 
         class Block(nn.Module):
             def __init__(self):
@@ -116,12 +116,12 @@ def test_a_gguf_weight_is_decoded_in_a_region_and_takes_loras_of_any_rank() -> N
     run(
         """
         from tests.gpu.q4_k import q4_k
-        from compile_cache.backends.inductor.compile.lowering import compile_trace
-        from compile_cache.backends.inductor.compile.tracing import general_hints, bind_dims, trace
-        from compile_cache.regions.gguf_loras import LoraInputs
-        from compile_cache.regions.gguf_types import decoded
-        from compile_cache.regions.region_weights import weight_inputs, weight_slots
-        from compile_cache.regions.site import RegionSite
+        from compile_cache.backends.inductor.lower.lowering import compile_trace
+        from compile_cache.backends.inductor.lower.tracing import general_hints, bind_dims, trace
+        from compile_cache.modules.gguf_loras import LoraInputs
+        from compile_cache.modules.gguf_types import decoded
+        from compile_cache.modules.region_weights import weight_inputs, weight_slots
+        from compile_cache.modules.site import RegionSite
         from enum import Enum
         from types import SimpleNamespace
 

@@ -50,7 +50,7 @@ def relative(a: Any, b: Any) -> float:
 
 def measure(unet: Any, reference: Any) -> dict[str, dict[str, float]]:
     from resolute_pack.compile_cache.keys import Role  # type: ignore[import-not-found]
-    from resolute_pack.nodes.adapters.forward.compiled_forward import CompiledForward  # type: ignore[import-not-found]
+    from resolute_pack.nodes.adapters.patch.compiled_forward import CompiledForward  # type: ignore[import-not-found]
     from resolute_pack.nodes.adapters.process.compile_request import CompileRequest  # type: ignore[import-not-found]
 
     eager = unet._forward

@@ -18,7 +18,7 @@ from compile_cache.backends.oneflow.lowering import LoweringCompiler
 from compile_cache.backends.oneflow.packages import oneflow
 from compile_cache.backends.oneflow.runtime import synchronize
 from compile_cache.backends.oneflow.weights import SharedWeights, to_oneflow
-from compile_cache.calls.cache import GraphCache
+from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 

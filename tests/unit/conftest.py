@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compile_cache.calls.cache import GraphCache
+from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.config import CacheConfig
 
 from .fakes import BUDGET, FakeProgram, Module, Rig

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts, Code, Program
+from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.call_policy import Runs
-from compile_cache.calls.cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.errors import BypassCode, BypassReason
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec

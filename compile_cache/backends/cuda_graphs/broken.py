@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import first_line
-from ...torch_facts.private_names import end_allocate_to_pool, release_pool
+from ...torch_compat.private_names import end_allocate_to_pool, release_pool
 from . import pools
 
 logger = logging.getLogger(__name__)

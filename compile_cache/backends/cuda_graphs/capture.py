@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ...choices.stopwatch import cost_of_run
 from ...errors import CaptureError, NoGainError, OverBudgetError, first_line
-from ...torch_facts.private_names import Feature, foreach_copy, pytree, why_unavailable
+from ...torch_compat.private_names import Feature, foreach_copy, pytree, why_unavailable
+from ...tuning.stopwatch import cost_of_run
 from ..base import Call, CaptureFacts
 from . import kernel_memory, pools
 from .broken import abandon, clear_frames, leak_tensors

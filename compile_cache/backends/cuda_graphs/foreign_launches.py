@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...torch_facts import private_names
+from ...torch_compat import private_names
 from .memory import is_trimmable
 
 _this = threading.local()

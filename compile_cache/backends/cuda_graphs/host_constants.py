@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...code_identity.names import modules_of
 from ...errors import CaptureError
-from ...foreign.names import modules_of
-from ...regions.slots import all_parts
-from ...torch_facts.private_names import TorchDispatchMode, pytree
+from ...modules.slots import all_parts
+from ...torch_compat.private_names import TorchDispatchMode, pytree
 from .kept_tensors import clear_caches
 
 # Most operators take a 0-dim host tensor as a scalar argument. These copy it to the device.

@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
+from ...code_identity.names import modules_of
 from ...errors import CaptureError
-from ...foreign.names import modules_of
-from ...regions.slots import all_parts
-from ...regions.structure import TORCH_OWN
+from ...modules.slots import all_parts
+from ...modules.structure import TORCH_OWN
 
 _ABSENT = object()
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})  # not every Python has the last two

@@ -15,8 +15,8 @@ import logging
 
 import torch
 
-from ...regions.weight_parts import forms_in
-from ...torch_facts.out_of_memory import is_out_of_memory
+from ...modules.weight_parts import forms_in
+from ...torch_compat.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import sys
 
 import torch
 
-from ...torch_facts.gpu import is_nvidia
-from ...torch_facts.private_names import is_in_use
+from ...torch_compat.gpu import is_nvidia
+from ...torch_compat.private_names import is_in_use
 
 logger = logging.getLogger(__name__)
 

@@ -14,26 +14,26 @@ import torch
 
 from ...config import CacheConfig
 from ...errors import first_line
-from ...host_load import HostLoad
-from ...regions.site import HookBuilder
-from ...stats import Stats
+from ...modules.site import HookBuilder
 from ...store.artifact_store import DIGEST_CHARS, ArtifactStore, StoreError
 from ...store.fingerprint import EnvironmentFingerprint
 from ...store.temporary_folders import remove_abandoned
-from ...torch_facts import fake_devices
-from ...torch_facts.gpu import is_nvidia
-from ...torch_facts.private_names import Feature, import_inductor, why_unavailable, yielding_gil
+from ...telemetry.host_load import HostLoad
+from ...telemetry.stats import Stats
+from ...torch_compat import fake_devices
+from ...torch_compat.gpu import is_nvidia
+from ...torch_compat.private_names import Feature, import_inductor, why_unavailable, yielding_gil
 from ..base import Backend, Capabilities, Located, Program
-from .parallel.pool import WorkerPool, worker_count
+from .compiler.pool import WorkerPool, worker_count
 from .toolchain import lack_of
 
 if TYPE_CHECKING:  # importing inductor takes seconds, and not every process compiles
-    from .parallel.background import BackgroundCompiler
+    from .compiler.background import BackgroundCompiler
     from .regions.table import RegionTable
 
 logger = logging.getLogger(__name__)
 
-# The oldest torch that `compile/` supports, and the newest torch that it was tested with. The tests run on both.
+# The oldest torch that `lower/` supports, and the newest torch that it was tested with. The tests run on both.
 OLDEST_TORCH = (2, 8)
 NEWEST_TORCH = (2, 15)
 
@@ -73,8 +73,8 @@ class InductorBackend(Backend):
         def store_for(device: torch.device) -> ArtifactStore | None:
             return self._store(device, config)
 
-        from .parallel.background import BackgroundCompiler
-        from .parallel.compile_queue import CompileQueue
+        from .compiler.background import BackgroundCompiler
+        from .compiler.compile_queue import CompileQueue
         from .program import InductorProgram
 
         self._background = self._background or BackgroundCompiler(CompileQueue(self.table, self.workers))
@@ -107,7 +107,7 @@ class InductorBackend(Backend):
             if self.probe(device.type).available:
                 self.table  # noqa: B018 (imports what is left)
                 from . import program  # noqa: F401
-                from .compile import operators, tracing
+                from .lower import operators, tracing
 
                 host.rest()
                 operators.register()
@@ -180,7 +180,7 @@ class InductorBackend(Backend):
         if config.store_folder is None or why_unavailable(Feature.KEEPING):
             return None
         try:
-            from .compile.environment import environment_of
+            from .lower.environment import environment_of
 
             environment = environment_of(device, config.source)
         except Exception as error:  # another torch version may name its settings and flags differently

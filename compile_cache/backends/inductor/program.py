@@ -13,14 +13,14 @@ from ...call_policy import Runs
 from ...config import CacheConfig
 from ...errors import BypassCode, BypassReason, DonatedInputsError, first_line
 from ...keys import VAE_ROLES, GraphKey
-from ...regions import gguf_loras
-from ...regions.site import Hook, HookBuilder, installed
-from ...stats import Stats
+from ...modules import gguf_loras
+from ...modules.site import Hook, HookBuilder, installed
 from ...store.artifact_store import ArtifactStore
-from ...torch_facts.out_of_memory import is_out_of_memory
+from ...telemetry.stats import Stats
+from ...torch_compat.out_of_memory import is_out_of_memory
 from ..base import Call, Capabilities, CaptureFacts, Code, Graph, Program
 from ..cuda_graphs.capture import Recorder
-from .parallel.compile_queue import CompileQueue
+from .compiler.compile_queue import CompileQueue
 from .regions.binding import RegionBinding
 from .regions.miss_path import MOST_AT_ONCE, MOST_COMPARED, MissingCodes, MissPolicy
 from .regions.table import RegionTable

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...torch_facts.gpu import is_nvidia
+from ...torch_compat.gpu import is_nvidia
 
 OLDEST_CAPABILITY = (7, 0)  # Volta; for older GPUs inductor traces and lowers each region, then refuses it
 _SEARCHED = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # variables whose folders compilers search

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...config import CacheConfig
-from ...regions.site import HookBuilder
-from ...stats import Stats
-from ...torch_facts.private_names import Feature, why_unavailable
+from ...modules.site import HookBuilder
+from ...telemetry.stats import Stats
+from ...torch_compat.private_names import Feature, why_unavailable
 from ..base import Backend, Capabilities, Program
 from . import packages
 from .forward import Compiler

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import CaptureError
-from ...torch_facts.private_names import pytree
+from ...torch_compat.private_names import pytree
 from ..base import Call
 from .packages import oneflow
 from .weights import SharedWeight, SharedWeights

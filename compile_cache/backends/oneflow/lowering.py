@@ -18,7 +18,7 @@ import torch.fx
 from torch.export.graph_signature import InputKind
 
 from ...errors import CaptureError, first_line
-from ...torch_facts.private_names import pytree
+from ...torch_compat.private_names import pytree
 from ..base import Call
 from .forward import Forward
 from .operators import MAPPED

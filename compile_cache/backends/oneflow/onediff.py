@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, first_line
-from ...regions.slots import swapped
-from ...torch_facts.private_names import pytree
+from ...modules.slots import swapped
+from ...torch_compat.private_names import pytree
 from ..base import Call, Method
 from .forward import Forward
 from .weights import SharedWeights, tensors_of

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...packages import version_of
-from ...torch_facts.gpu import is_nvidia
+from ...torch_compat.gpu import is_nvidia
 
 REQUIREMENTS = "requirements/oneflow.txt"
 # Public OneFlow contains GPU code for these compute capabilities, and no PTX for a driver to compile for newer GPUs.

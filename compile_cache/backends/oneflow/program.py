@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError
-from ...torch_facts.private_names import pytree
+from ...torch_compat.private_names import pytree
 from ..base import Call, Capabilities, CaptureFacts
 from ..eager import EagerProgram
 from .forward import Compiler, Forward, Structure

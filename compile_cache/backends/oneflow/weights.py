@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError
-from ...regions.slots import Slot, tensor_slots
+from ...modules.slots import Slot, tensor_slots
 from .packages import oneflow
 
 

@@ -11,7 +11,7 @@ import torch
 from ....compile_cache.attention import chooser as attention
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.errors import BypassCode, BypassReason
-from ....compile_cache.torch_facts.gpu import is_nvidia
+from ....compile_cache.torch_compat.gpu import is_nvidia
 from ..comfyui import chosen_attention
 from ..comfyui.transformer_options import OVERRIDE, patches_of_attention
 

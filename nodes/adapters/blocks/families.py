@@ -9,9 +9,9 @@ import torch
 
 from ....compile_cache.errors import BypassCode, BypassReason, UserError, excerpt
 from ....compile_cache.keys import VAE_ROLES, Role
-from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
+from ....compile_cache.modules.site import Bypass, Hook, RegionRunner
 from ..comfyui import chosen_attention
-from ..foreign.trust import trusted_hooks
+from ..trust.trust import trusted_hooks
 from . import vaes
 from .transformers import recognise
 from .unets import unet

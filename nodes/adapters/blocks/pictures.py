@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from ....compile_cache.modules.site import Bypass, Hook, RegionRunner, RegionSite
 from ..comfyui import version
-from ..foreign.core_code import is_core, is_core_class
+from ..trust.core_code import is_core, is_core_class
 from .common import FEATURES, original
 
 _MODEL = "comfy.ldm.modules.diffusionmodules.model"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.regions.slots import swapped
+from ....compile_cache.modules.slots import swapped
 from .common import UnusableArgumentError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ....compile_cache.keys import Role
-from ....compile_cache.regions.site import Bypass, Hook, RegionRunner
-from ..foreign.core_code import is_core_class
+from ....compile_cache.modules.site import Bypass, Hook, RegionRunner
+from ..trust.core_code import is_core_class
 from . import pictures
 from .transformers import recognise
 from .videos import carried, ltx, plain, wan

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from comfy_execution.progress import get_progress_state
 
 from ....compile_cache.backends import registry
-from ....compile_cache.calls.rows import LEAST_GAIN, failed_text
+from ....compile_cache.telemetry.rows import LEAST_GAIN, failed_text
 from ....compile_cache.texts import Text, words_of
 from .messages import broadcast, prompt_runs, show_on_node
 

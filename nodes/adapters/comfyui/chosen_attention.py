@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from ....compile_cache.attention import chosen
-from ....compile_cache.foreign.authors import author_of
-from ....compile_cache.foreign.names import module_of, name_of_class
-from ....compile_cache.regions.slots import all_parts
-from ..foreign.trust import attention_of_pack
+from ....compile_cache.code_identity.authors import author_of
+from ....compile_cache.code_identity.names import module_of, name_of_class
+from ....compile_cache.modules.slots import all_parts
+from ..trust.trust import attention_of_pack
 from .transformer_options import OVERRIDE
 
 TORCHS = "pytorch"  # also stands for core's plain-torch equivalents, which slice by free memory

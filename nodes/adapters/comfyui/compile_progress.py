@@ -16,7 +16,7 @@ import comfy.model_management
 import comfy.utils
 from comfy_execution.progress import get_progress_state
 
-from ....compile_cache.calls.run_summary import NOW_COMPILED
+from ....compile_cache.telemetry.run_summary import NOW_COMPILED
 from ....compile_cache.texts import Text, words_of
 from . import background_progress
 from .background_progress import compile_eta, rounded

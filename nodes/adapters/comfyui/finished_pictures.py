@@ -15,7 +15,7 @@ import comfy.model_management
 import comfy.sd
 import torch
 
-from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
+from ....compile_cache.torch_compat.out_of_memory import is_out_of_memory
 
 _STAGE = 8 << 20  # bytes of a buffer
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ....compile_cache.attribute_policy import ModuleAttributePolicy
-from ....compile_cache.regions.gguf_weights import is_gguf_class
-from ..foreign.core_code import is_quantized
-from ..foreign.packs import sources_of
-from ..foreign.trust import is_trusted
+from ....compile_cache.modules.gguf_weights import is_gguf_class
+from ..trust.core_code import is_quantized
+from ..trust.packs import sources_of
+from ..trust.trust import is_trusted
 
 _PAGING = frozenset(  # of DynamicVRAM
     {

@@ -12,7 +12,7 @@ import comfy.model_management
 import comfy.ops
 import torch
 
-from ....compile_cache.regions.gguf_weights import LAYOUT as GGUF_LAYOUT
+from ....compile_cache.modules.gguf_weights import LAYOUT as GGUF_LAYOUT
 
 # For each format of core's `QUANT_ALGOS`, the function of `comfy.model_management` that tells if a device has its
 # matrix product. A ComfyUI without the function computes the format on every device.

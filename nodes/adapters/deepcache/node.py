@@ -15,10 +15,10 @@ from ....compile_cache.texts import Text
 from ..comfyui import switch
 from ..comfyui.messages import show_on_node
 from ..comfyui.transformer_options import STEP_CACHE_RUN, STEP_PASS
-from ..foreign.core_code import is_core_function
-from ..forward.forward_patch import ForwardPatch
-from ..forward.patch_install import install_patch
-from ..forward.step_pass import UncompiledForward
+from ..patch.forward_patch import ForwardPatch
+from ..patch.patch_install import install_patch
+from ..patch.step_pass import UncompiledForward
+from ..trust.core_code import is_core_function
 from .passes import core_unet
 from .run import DeepCacheRun
 from .schedule import Settings, plan, window_of

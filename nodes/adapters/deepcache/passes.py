@@ -15,7 +15,7 @@ import torch
 
 from ....compile_cache.keys import Component, Role
 from ..comfyui.transformer_options import BLOCK, ORIGINAL_SHAPE, PATCHES, TRANSFORMER_INDEX
-from ..forward.step_pass import StepPass
+from ..patch.step_pass import StepPass
 
 Control = Mapping[str, Any]
 

@@ -10,8 +10,8 @@ import comfy.model_management
 import torch
 
 from ....compile_cache.attention.timing import seconds_of
-from ....compile_cache.choices.machine import machine_of
-from ....compile_cache.choices.tuner import Trial, Tuner
+from ....compile_cache.tuning.machine import machine_of
+from ....compile_cache.tuning.tuner import Trial, Tuner
 from ..process import runtime
 from .quantized_weight import FORMATS, layout_of, settings_of
 

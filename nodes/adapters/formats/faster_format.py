@@ -22,7 +22,7 @@ import torch
 
 from ....compile_cache.errors import UserError
 from ....compile_cache.texts import Text
-from ....compile_cache.torch_facts.out_of_memory import is_out_of_memory
+from ....compile_cache.torch_compat.out_of_memory import is_out_of_memory
 from . import kept_files
 from .choice import fastest, preferred_format
 from .quantized_weight import FORMATS, layout_of, quantized

@@ -14,8 +14,8 @@ from typing import Any
 from ....compile_cache.backends.registry import AUTO
 from ....compile_cache.texts import Text
 from ..comfyui.messages import show_on_node
-from ..compile.diffusion_model import compile_diffusion_model
 from ..deepcache.node import add_deepcache, deepest
+from ..patch.diffusion_model import compile_diffusion_model
 from .deepcache_settings import translate
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""The one cache of the process, its record of each module, a compile node's request, and the user's settings."""
+"""The one cache of the process, its record of each module, the user settings, and the shapes used before a restart."""

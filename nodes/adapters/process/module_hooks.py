@@ -10,13 +10,13 @@ import torch
 
 from ....compile_cache.errors import BypassReason
 from ....compile_cache.keys import Role
-from ....compile_cache.regions.site import Bypass, Hook, Input, LendingRunner, RegionRunner, RegionSite
-from ....compile_cache.regions.structure import Memo, structure_digest
+from ....compile_cache.modules.site import Bypass, Hook, Input, LendingRunner, RegionRunner, RegionSite
+from ....compile_cache.modules.structure import Memo, structure_digest
 from ..blocks.families import hooks_of, require_known, without
 from ..comfyui import chosen_attention, version
 from ..comfyui.module_attributes import ATTRIBUTES
-from ..weights.module_state import ModuleState
-from ..weights.streamed_blocks import streamed
+from ..dynamic_vram.streamed_blocks import streamed
+from ..module_state.module_state import ModuleState
 
 
 class ModuleHooks:

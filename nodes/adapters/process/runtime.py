@@ -19,15 +19,17 @@ import torch
 from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends.base import Capabilities, Code, Program
 from ....compile_cache.backends.cudagraph import CudaGraphBackend, CudaGraphProgram
-from ....compile_cache.calls.cache import GraphCache
-from ....compile_cache.captures.captures import free_bytes
+from ....compile_cache.cache.captures import free_bytes
+from ....compile_cache.cache.graph_cache import GraphCache
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.keys import GraphKey, Role, digest
-from ....compile_cache.regions.structure import structure_digest
-from ..comfyui import dynamic_vram, messages, page_loading, version
+from ....compile_cache.modules.structure import structure_digest
+from ..comfyui import messages, version
 from ..comfyui.module_attributes import ATTRIBUTES
-from ..foreign.model_code import MANAGEMENT_MODULES
-from ..weights.module_state import ModuleState
+from ..dynamic_vram import comfy_aimdo as dynamic_vram
+from ..dynamic_vram import page_loading
+from ..module_state.module_state import ModuleState
+from ..trust.model_code import MANAGEMENT_MODULES
 from . import collector, store_location, user_settings
 from .compile_request import CompileRequest
 from .module_hooks import ModuleHooks

@@ -8,12 +8,12 @@ from pathlib import Path
 import folder_paths
 
 from ....compile_cache.packages import version_of
-from ..foreign.packs import add_source
+from ..trust.packs import add_source
 
 _PACK = Path(__file__).resolve().parents[3]
 # Folders of our own code that traces regions and compiles them.
 _TRACING = (
-    "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/regions", "compile_cache/attention",
+    "nodes/adapters/blocks", "compile_cache/backends/inductor", "compile_cache/modules", "compile_cache/attention",
 )  # fmt: skip
 # Packages whose code is part of traces of ComfyUI's blocks, but of no region's key.
 _PACKAGES = ("comfy-kitchen",)

@@ -10,15 +10,14 @@ import torch
 
 from ....compile_cache.attention.chooser import chooser
 from ....compile_cache.backends import registry
-from ....compile_cache.calls import report_rows
-from ....compile_cache.calls.rows import failed_text
+from ....compile_cache.telemetry import report_rows
+from ....compile_cache.telemetry.rows import failed_text
 from ....compile_cache.texts import words_of
 from ..comfyui import version
 from ..comfyui.background_progress import compile_eta, failed
 from ..comfyui.messages import going_on
 from ..comfyui.quantization import formats_in_words
-from ..process import runtime, user_settings
-from ..restart import shape_status
+from ..process import runtime, shape_status, user_settings
 from . import runs, stock_measurements
 
 _RUNS_IN_TEXT = 20

@@ -9,8 +9,8 @@ from typing import Any
 
 from comfy_execution.progress import get_progress_state
 
-from ....compile_cache.calls import rows
-from ....compile_cache.calls.run_summary import Run
+from ....compile_cache.telemetry import rows
+from ....compile_cache.telemetry.run_summary import Run
 from ..comfyui.messages import broadcast
 
 _KEPT = 60

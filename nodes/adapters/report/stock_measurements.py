@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from ....compile_cache.calls.reasons import in_short
-from ....compile_cache.calls.run_summary import Run, time_text
-from ....compile_cache.choices.tuner import Tuner
 from ....compile_cache.errors import UserError
 from ....compile_cache.keys import VAE_ROLES
+from ....compile_cache.telemetry.reasons import in_short
+from ....compile_cache.telemetry.run_summary import Run, time_text
 from ....compile_cache.texts import Text
+from ....compile_cache.tuning.tuner import Tuner
 from ..comfyui import messages
 from ..process import runtime
 from . import runs

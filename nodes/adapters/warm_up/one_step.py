@@ -15,9 +15,9 @@ from ....compile_cache.errors import UserError
 from ....compile_cache.keys import Role
 from ....compile_cache.warm_up_plan import READY, WARMED, Outcome, table
 from ..comfyui.transformer_options import STEP_CACHE_RUN
+from ..patch.wrappers import set_wrapper
 from ..process import runtime
 from ..report import runs
-from ..sampling.wrappers import set_wrapper
 
 _NAMES = {Role.UNET.value: "model", Role.VAE_DECODE.value: "VAE", Role.VAE_ENCODE.value: "encoder"}
 _WORK = ("region_compiles", "region_loads", "captures")

@@ -13,14 +13,14 @@ from typing import Any
 import comfy.model_management
 import comfy.utils
 
-from ....compile_cache.calls import rows
 from ....compile_cache.errors import UserError, first_line
 from ....compile_cache.keys import CaptureKey, Role
+from ....compile_cache.telemetry import rows
 from ....compile_cache.texts import Text
-from ....compile_cache.torch_facts.private_names import pytree
+from ....compile_cache.torch_compat.private_names import pytree
 from ....compile_cache.warm_up_plan import FAILED, OVERLAP, READY, WARMED, Item, Outcome
 from ..comfyui.messages import show_on_node
-from ..forward.compiled_forward import CompiledForward
+from ..patch.compiled_forward import CompiledForward
 from ..process import runtime
 from ..report import runs
 from .predict import decode, encode, predict

@@ -101,7 +101,7 @@ class Host:
         self.name, self.stock = name, models.make(name, **changes)
         self.network = self.stock.model.diffusion_model
         self._runtime = core.ours("process.runtime")
-        self._compile = core.ours("compile.diffusion_model").compile_diffusion_model
+        self._compile = core.ours("patch.diffusion_model").compile_diffusion_model
         self._compiled: Any = None
 
     @property

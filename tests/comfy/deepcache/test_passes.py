@@ -29,14 +29,14 @@ def unet(core: SimpleNamespace) -> Any:
 @pytest.fixture(scope="module")
 def plain(core: SimpleNamespace, unet: Any) -> Any:
     """What stands for `_forward` without Compile Model."""
-    return core.ours("forward.step_pass").UncompiledForward(unet, unet._forward)
+    return core.ours("patch.step_pass").UncompiledForward(unet, unet._forward)
 
 
 @pytest.fixture(scope="module")
 def compiled(core: SimpleNamespace, unet: Any) -> Any:
     """What stands there with it."""
     request = core.ours("process.compile_request").CompileRequest.resolved("inductor", "cpu", core.roles.UNET)
-    return core.ours("forward.compiled_forward").CompiledForward(unet, unet._forward, request)
+    return core.ours("patch.compiled_forward").CompiledForward(unet, unet._forward, request)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_residuals_of_blocks_that_do_not_run_are_no_part_of_a_fast_call(core: Si
 
 def test_class_conditional_models_take_their_vector(core: SimpleNamespace, both: Any, expected: Any) -> None:
     unet = make_unet(core, num_classes="sequential", adm_in_channels=24)
-    forward = core.ours("forward.step_pass").UncompiledForward(unet, unet._forward)
+    forward = core.ours("patch.step_pass").UncompiledForward(unet, unet._forward)
     calls = [{**inputs(264, 200, seed=seed), "y": torch.full((1, 24), 0.1 * seed)} for seed in (1, 2)]
     for depth in DEPTHS:
         assert_close(both(forward, depth, *calls), expected(unet, depth, *calls))
@@ -182,7 +182,7 @@ def test_a_video_model_takes_its_frames(core: SimpleNamespace, both: Any, expect
         core, use_temporal_attention=True, use_temporal_resblock=True, merge_strategy="learned_with_images",
         video_kernel_size=[3, 1, 1], extra_ff_mix_layer=True, use_spatial_context=True,
     )  # fmt: skip
-    forward = core.ours("forward.step_pass").UncompiledForward(unet, unet._forward)
+    forward = core.ours("patch.step_pass").UncompiledForward(unet, unet._forward)
     frames = {"num_video_frames": 3, "image_only_indicator": torch.zeros(1, 3)}
     calls = [{**inputs(264, 200, seed=seed, batch=3), **frames} for seed in (1, 2)]
     for depth in (1, 3):
@@ -293,7 +293,7 @@ def test_around_the_forward_of_another_pack_a_decision_is_left_to_whoever_stands
 ) -> None:
     passes = core.ours("deepcache.passes")
     counted: Counter[str] = Counter()
-    forward = core.ours("forward.step_pass").UncompiledForward(unet, lambda x, *args, **kwargs: x * 3)
+    forward = core.ours("patch.step_pass").UncompiledForward(unet, lambda x, *args, **kwargs: x * 3)
     call = inputs(264, 200)
     options = {core.ours("comfyui.transformer_options").STEP_PASS: passes.Fast(2, torch.zeros(1), counted)}
     assert torch.equal(forward(**call, transformer_options=options), call["x"] * 3)

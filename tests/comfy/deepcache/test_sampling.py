@@ -37,7 +37,7 @@ def condition(seed: int, tokens: int = 77, **more: Any) -> list[Any]:
 
 def batched(core: SimpleNamespace, patcher: Any, policy: str) -> None:
     """Let a model merge or split its conds, as Compile Model does."""
-    kind, wrapper = core.comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, core.ours("sampling.wrappers")
+    kind, wrapper = core.comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, core.ours("patch.wrappers")
     wrapper.set_wrapper(patcher, kind, "resolute-batching", wrapper.batching_wrapper(policy))
 
 
@@ -55,7 +55,7 @@ class Bench:
 
     def compiled(self, model: Any = None, backend: str = "eager", policy: str = "auto") -> Any:
         """The model with Compile Model, on a backend that runs ComfyUI's own code: what differs would be ours."""
-        compile_model = self.core.ours("compile.diffusion_model").compile_diffusion_model
+        compile_model = self.core.ours("patch.diffusion_model").compile_diffusion_model
         return compile_model(self.model if model is None else model, backend, None, policy)
 
     def driven(self, full_steps: list[int], depth: int = 2, policy: str = "auto") -> tuple[Any, Any]:

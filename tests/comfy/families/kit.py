@@ -23,8 +23,8 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
 
     Without worker processes. Symbols, guards and comparisons stay what they are. `scripts/test --long` lowers too.
     """
-    lowering = core.inside("backends.inductor.compile.lowering")
-    region = core.inside("backends.inductor.compile.compiled_region").CompiledRegion
+    lowering = core.inside("backends.inductor.lower.lowering")
+    region = core.inside("backends.inductor.lower.compiled_region").CompiledRegion
 
     def without_lowering(trace: Any, keep: bool = False) -> Any:
         def code(flat: list[torch.Tensor]) -> Any:
@@ -34,7 +34,7 @@ def run_traces(core: SimpleNamespace, monkeypatch: Any) -> None:
         guards = lowering._guards(trace, from_disk=False)
         return region(code, guards, trace.static, trace.used_weights, trace.output_spec, quantized=trace.quantized)
 
-    monkeypatch.setattr(core.inside("backends.inductor.parallel.work"), "compile_trace", without_lowering)
+    monkeypatch.setattr(core.inside("backends.inductor.compiler.work"), "compile_trace", without_lowering)
     monkeypatch.setenv("RESOLUTE_WORKERS", "0")
 
 
@@ -62,7 +62,7 @@ class CompiledMethod:
         self._core = core
         self.module = module
         self._method = method
-        compiled = core.ours("forward.compiled_forward").CompiledForward
+        compiled = core.ours("patch.compiled_forward").CompiledForward
         resolved = core.ours("process.compile_request").CompileRequest.resolved
         self._forward = compiled(module, getattr(module, method), resolved("inductor", "cpu", role, **settings))
         self.stats = core.ours("process.runtime").cache().stats

@@ -58,7 +58,7 @@ class Machine:
         self.bytes = 0
         management: Any = importlib.import_module("comfy.model_management")
         aimdo: Any = importlib.import_module("comfy_aimdo.torch")
-        loading = core.ours("comfyui.page_loading")
+        loading = core.ours("dynamic_vram.page_loading")
         streams = {DEVICE: [Stream(), Stream()]}
         buffers: dict[Any, Any] = {}
 
@@ -87,7 +87,7 @@ class Machine:
     def step(self, core: SimpleNamespace) -> float:
         """The seconds of a step whose blocks all stream."""
         ops: Any = importlib.import_module("comfy.ops")
-        weights = core.ours("weights.paged_weights").PagedWeights(lambda *given: None)
+        weights = core.ours("dynamic_vram.paged_weights").PagedWeights(lambda *given: None)
         blocks = torch.nn.ModuleList(
             torch.nn.ModuleList(ops.disable_weight_init.Linear(WIDTH, WIDTH, bias=False) for _ in range(LINEARS))
             for _ in range(BLOCKS)
@@ -95,8 +95,8 @@ class Machine:
         for module in full_device().page(blocks):
             module.__dict__["_v_signature"] = None
         weights.survey(blocks.modules())
-        streamed = core.ours("weights.streamed_blocks").streamed(self.run, weights)
-        site_of = core.ours("weights.streamed_blocks").RegionSite
+        streamed = core.ours("dynamic_vram.streamed_blocks").streamed(self.run, weights)
+        site_of = core.ours("dynamic_vram.streamed_blocks").RegionSite
         for number, block in enumerate(blocks):
             streamed(site_of(str(number), "Block", block, lambda module, x: x, (("n",),)), torch.ones(1))
         self.bytes = weights.counters.streamed_bytes

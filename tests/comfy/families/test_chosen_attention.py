@@ -165,7 +165,7 @@ def test_a_block_whose_attention_the_models_file_chose_runs_eagerly(
 
 @pytest.mark.parametrize("bench", ["Flux"], indirect=True)
 def test_a_capture_has_the_function_in_its_key(bench: Bench, core: SimpleNamespace, chosen: Any) -> None:
-    describe = core.ours("forward.call_description").CallDescription
+    describe = core.ours("patch.call_description").CallDescription
     keys = []
     for options in ({}, chosen("half", 0.5), chosen("double", 2.0)):
         description = describe()

@@ -64,7 +64,7 @@ def pack(
     (tmp_path / "__init__.py").write_text(PACK, "utf-8")
     installed.start()
     trusted("")
-    declared, digest = core.ours("foreign.declared"), core.ours("foreign.packs").piece_digest
+    declared, digest = core.ours("trust.declared"), core.ours("trust.packs").piece_digest
     pieces = tuple(
         declared.SourcePiece("__init__.py", name, frozenset({digest(installed.name, "__init__.py", name)}))
         for name in ("Node.patch.override", "make")
@@ -74,7 +74,7 @@ def pack(
         NAME: declared.Attention(pieces),
         "Node.cores": declared.Attention((), "pytorch"),
     }
-    monkeypatch.setattr(core.ours("foreign.trust"), "ATTENTION", {"strange-model": known})
+    monkeypatch.setattr(core.ours("trust.trust"), "ATTENTION", {"strange-model": known})
     yield installed
     installed.stop()
 
@@ -151,7 +151,7 @@ def test_another_function_of_the_pack_stays_what_it_is(core: SimpleNamespace, pa
 
 
 def test_a_definition_is_found_by_its_name_alone(core: SimpleNamespace, pack: Installed) -> None:
-    digest = core.ours("foreign.packs").piece_digest
+    digest = core.ours("trust.packs").piece_digest
     names = ["", "make", "make.scaled", "Node", "Node.patch", "Node.patch.override", "Node.cores"]
     found = [digest(pack.name, "__init__.py", name) for name in names]
     assert len(set(found)) == len(names)

@@ -130,7 +130,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
 @pytest.fixture
 def trusted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """`trusted(entries)`: what a new process reads from RESOLUTE_TRUSTED_PACKS."""
-    trust, packs = core.ours("foreign.trust"), core.ours("foreign.packs")
+    trust, packs = core.ours("trust.trust"), core.ours("trust.packs")
 
     def forget() -> None:
         for cached in (trust._trusted, packs.pack_of, packs.source_of, packs.piece_digest):
@@ -145,7 +145,7 @@ def trusted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def declaration(core: SimpleNamespace, installed: Installed) -> str:
-    return str(core.ours("foreign.packs").pack_of(installed.name))
+    return str(core.ours("trust.packs").pack_of(installed.name))
 
 
 def hooks_of(core: SimpleNamespace, module: torch.nn.Module) -> tuple[list[Any], list[str]]:
@@ -156,8 +156,8 @@ def hooks_of(core: SimpleNamespace, module: torch.nn.Module) -> tuple[list[Any],
 
 
 def why_not_captured(core: SimpleNamespace, module: torch.nn.Module) -> str:
-    trusted = core.ours("foreign.trust")._trusted()
-    weights = core.ours("weights.module_state").ModuleState(module, trusted)
+    trusted = core.ours("trust.trust")._trusted()
+    weights = core.ours("module_state.module_state").ModuleState(module, trusted)
     weights.refresh()
     return "" if weights.blocker is None else str(weights.blocker.detail)
 
@@ -246,10 +246,10 @@ def test_of_a_pack_that_we_declared_only_the_classes_of_those_files_are_trusted(
     project.write_text(project.read_text("utf-8").replace("strange-model", name), "utf-8")
     kind = installed.start().Model
     trusted("")
-    piece, packs = core.ours("foreign.declared").SourcePiece, core.ours("foreign.packs")
+    piece, packs = core.ours("trust.declared").SourcePiece, core.ours("trust.packs")
     files = ("__init__.py", "blocks.py")
     known = [piece(file, "", frozenset({packs.piece_digest(installed.name, file, "")})) for file in files]
-    monkeypatch.setattr(core.ours("foreign.trust"), "CLASSES", {"strange-model": known})
+    monkeypatch.setattr(core.ours("trust.trust"), "CLASSES", {"strange-model": known})
     assert not why_not_captured(core, kind())
     other = type("Other", (torch.nn.Module,), {"__module__": f"{installed.name}.other"})
     assert "another pack wrote" in why_not_captured(core, torch.nn.Sequential(other()))

@@ -397,8 +397,8 @@ def test_no_class_of_a_model_of_cores_has_foreign_code_by_itself(core: SimpleNam
 
 def foreign_code(core: SimpleNamespace, kinds: set[type]) -> list[str]:
     pack = core.ours("blocks.families").__name__.partition(".nodes.")[0]
-    reaches = importlib.import_module(f"{pack}.compile_cache.foreign.reach")
-    reach = reaches.ReachCache(core.ours("foreign.model_code").MANAGEMENT_MODULES).of(kinds)
+    reaches = importlib.import_module(f"{pack}.compile_cache.code_identity.reach")
+    reach = reaches.ReachCache(core.ours("trust.model_code").MANAGEMENT_MODULES).of(kinds)
     assert not reach.change()
     return list(reach.foreign)
 

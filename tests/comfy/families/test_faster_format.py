@@ -130,7 +130,7 @@ def test_as_in_the_file_is_stock(core: Any, formats: Any, file: str) -> None:
 def test_auto_quantizes_the_sizes_that_gain_and_measures_each_once(
     core: Any, formats: Any, file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    choice, trial, measured = core.ours("formats.choice"), core.inside("choices.tuner").Trial, list[tuple[int, ...]]()
+    choice, trial, measured = core.ours("formats.choice"), core.inside("tuning.tuner").Trial, list[tuple[int, ...]]()
 
     def measure(name: str, weight: torch.Tensor, device: torch.device) -> Any:
         measured.append(tuple(weight.shape))

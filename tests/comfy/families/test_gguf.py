@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from compile_cache.regions.gguf_types import decoded
+from compile_cache.modules.gguf_types import decoded
 
 from ...contract.reachable import reachable
 from ..in_process import ROOT
@@ -184,7 +184,7 @@ def test_what_is_left_to_compile_behind_the_picture_traces_as_the_blocks_and_hol
     Loras(bench).on(*[Lora(1)] * has_lora)
     bench._forward.runner.program("cpu")
     tasks, regions = (
-        core.inside("backends.inductor.parallel.task_list"),
+        core.inside("backends.inductor.compiler.task_list"),
         core.inside("backends.inductor.regions.region"),
     )
     queue = core.inside("backends.registry").get("inductor")._background.queue
@@ -301,8 +301,8 @@ def test_a_capture_follows_unpatched_weights_and_no_lora(
     bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
     loras = Loras(bench)
     loras.off()
-    trust = core.ours("foreign.trust")._trusted()
-    weights = core.ours("weights.module_state").ModuleState(bench.module, trust)
+    trust = core.ours("trust.trust")._trusted()
+    weights = core.ours("module_state.module_state").ModuleState(bench.module, trust)
     weights.refresh()
     before = weights.epoch
     assert weights.blocker is None
@@ -320,7 +320,7 @@ def test_patches_that_are_put_into_a_weight_in_place_are_seen(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, layers: ModuleType
 ) -> None:
     bench = bench_of(core, monkeypatch, layers, "Flux", "Q8_0")
-    weights = core.ours("weights.module_state").ModuleState(bench.module, core.ours("foreign.trust")._trusted())
+    weights = core.ours("module_state.module_state").ModuleState(bench.module, core.ours("trust.trust")._trusted())
     weights.refresh()
     packed = next(
         weight for weight in bench.module.parameters() if getattr(weight, "tensor_type", None) in layers.FORMATS
@@ -345,15 +345,15 @@ def test_a_changed_copy_of_a_declared_pack_is_refused_by_name(
     file.write_text(file.read_text().replace("strange-model", "comfyui-gguf").replace("1.2.0", "2.0.0"), "utf-8")
     kind = pack.start().Model
     trusted("")
-    trust = core.ours("foreign.trust")
+    trust = core.ours("trust.trust")
 
     def declare(digest: str) -> None:
-        piece = core.ours("foreign.declared").SourcePiece("__init__.py", "", frozenset({digest}))
+        piece = core.ours("trust.declared").SourcePiece("__init__.py", "", frozenset({digest}))
         monkeypatch.setattr(trust, "CLASSES", {"comfyui-gguf": (piece,)})
 
     declare("of another state")
     why = trust.why_foreign([kind], frozenset())
     assert "comfyui-gguf changed since it was declared; now it is RESOLUTE_TRUSTED_PACKS=comfyui-gguf@2.0.0:" in why
-    declare(core.ours("foreign.packs").piece_digest(pack.name, "__init__.py", ""))
+    declare(core.ours("trust.packs").piece_digest(pack.name, "__init__.py", ""))
     assert trust.why_foreign([kind], frozenset()) is None
     pack.stop()

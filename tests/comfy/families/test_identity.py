@@ -47,7 +47,7 @@ class Traced:
 
 def of_core(core: SimpleNamespace, codes: set[CodeType]) -> dict[CodeType, str]:
     """Those of the code objects that are in files of ComfyUI's modules, with the module."""
-    authors = core.inside("foreign.authors")
+    authors = core.inside("code_identity.authors")
     modules = {module.__file__: module for name, module in list(sys.modules.items()) if name.startswith("comfy.")}
     files = {file: (module.__name__, authors.codes_of(module)) for file, module in modules.items()}
     names = {code: files.get(code.co_filename, ("", set[CodeType]())) for code in codes}
@@ -56,8 +56,8 @@ def of_core(core: SimpleNamespace, codes: set[CodeType]) -> dict[CodeType, str]:
 
 def counted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, kinds: frozenset[type]) -> set[CodeType]:
     """All code that the digest of what these classes reach is made of."""
-    content, reach = core.inside("foreign.content"), core.inside("foreign.reach")
-    functions, found, own = core.inside("foreign.functions"), set[CodeType](), content.code_digest
+    content, reach = core.inside("code_identity.content"), core.inside("code_identity.reach")
+    functions, found, own = core.inside("code_identity.functions"), set[CodeType](), content.code_digest
 
     def noted(code: CodeType) -> str:
         found.update(functions.codes_in(code))
@@ -65,7 +65,7 @@ def counted(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, kinds: froze
 
     with monkeypatch.context() as patch:
         patch.setattr(content, "code_digest", noted)
-        reach.CodeReach(kinds, reach.Spaces(core.ours("foreign.model_code").MANAGEMENT_MODULES))
+        reach.CodeReach(kinds, reach.Spaces(core.ours("trust.model_code").MANAGEMENT_MODULES))
     return found
 
 
@@ -79,7 +79,7 @@ def check(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, call: Callable
     for kinds, codes in traced.regions:
         ran = of_core(core, codes)
         assert ran
-        core.inside("foreign.content")._digests.clear()
+        core.inside("code_identity.content")._digests.clear()
         missing = ran.keys() - counted(core, monkeypatch, kinds)
         assert {f"{ran[code]}.{code.co_name}" for code in missing} == set(), sorted(kind.__name__ for kind in kinds)
 

@@ -40,7 +40,7 @@ def call(model: Any) -> torch.Tensor:
 
 
 def test_nothing_forbids_a_capture_of_its_code(core: SimpleNamespace, model: Any) -> None:
-    code, kinds = core.ours("foreign.model_code"), frozenset(map(type, model.modules()))
+    code, kinds = core.ours("trust.model_code"), frozenset(map(type, model.modules()))
     assert code.blocker(kinds, code.reaches().of(kinds), ()) is None
 
 

@@ -78,7 +78,7 @@ def test_blocks_of_pid_with_other_reference_sizes_share_no_region(core: SimpleNa
     x, context, times = noise(1, 3, 384, 256), noise(1, 9, 32), torch.tensor([500.0])
     more = {"lq_latent": noise(1, 16, 12, 8), "degrade_sigma": torch.tensor([0.3])}
     digest, policy = (
-        core.inside("regions.structure").structure_digest,
+        core.inside("modules.structure").structure_digest,
         core.ours("comfyui.module_attributes").ATTRIBUTES,
     )
     digests, compiles = [], []

@@ -127,10 +127,10 @@ LEVELS = (0.9, 0.6, 0.3, 0.6)  # heun and dpmpp_sde come back to a noise level
 def test_a_run_has_the_bits_of_the_whole_model_and_each_prologue_runs_once(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, ahead: bool
 ) -> None:
-    split_blocks = core.ours("weights.split_blocks")
-    counters = core.ours("weights.paged_weights").Counters()
-    kept = core.ours("weights.paged_weights").PrologueCache(1 << 30, counters)
-    lookahead = core.ours("weights.timestep_lookahead").TimestepLookahead()
+    split_blocks = core.ours("dynamic_vram.split_blocks")
+    counters = core.ours("dynamic_vram.paged_weights").Counters()
+    kept = core.ours("dynamic_vram.paged_weights").PrologueCache(1 << 30, counters)
+    lookahead = core.ours("dynamic_vram.timestep_lookahead").TimestepLookahead()
     module_of_kept, reads = importlib.import_module(type(kept).__module__), []
     values_of = module_of_kept.values_of  # type: ignore[attr-defined]
     monkeypatch.setattr(module_of_kept, "values_of", lambda times: reads.append(times) or values_of(times))

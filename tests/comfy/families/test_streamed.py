@@ -39,10 +39,10 @@ class Streaming:
         self.control: Any = None
         self.delay = 0.0  # of the time that the model gets, behind that of its noise level
         self.model_sampling = flow()
-        self._split_blocks = core.ours("weights.split_blocks").SplitBlocks
+        self._split_blocks = core.ours("dynamic_vram.split_blocks").SplitBlocks
         self.names: dict[Any, str] = full_device().page(self.bench.module)
         self.bytes_of = {path: module._v[2] for module, path in self.names.items()}
-        monkeypatch.setattr(core.ours("weights.streamed_blocks"), "loaded", self._loaded)
+        monkeypatch.setattr(core.ours("dynamic_vram.streamed_blocks"), "loaded", self._loaded)
 
     @contextlib.contextmanager
     def _loaded(

@@ -42,7 +42,7 @@ def test_compile_model_leaves_seedvr2_alone_and_says_so(
     )
     model = SimpleNamespace(object_patches={}, object_patches_backup={}, model=SimpleNamespace(diffusion_model=made))
     with caplog.at_level("INFO"):
-        assert core.ours("compile.diffusion_model").compile_diffusion_model(model, "auto") is model
+        assert core.ours("patch.diffusion_model").compile_diffusion_model(model, "auto") is model
     assert "the blocks of SeedVR2 pass on what they computed in a cache: it runs eagerly" in caplog.text
 
 

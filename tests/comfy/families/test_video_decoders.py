@@ -35,7 +35,7 @@ class Bench(CompiledMethod):
     def behind(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         """Have calls wait for nothing from now on, with no code at first. Returns their queue; nothing works at it."""
         backend = self._core.inside("backends.registry").get("inductor")
-        parallel = "backends.inductor.parallel"
+        parallel = "backends.inductor.compiler"
         workers = SimpleNamespace(close=lambda: None)
         queue = self._core.inside(f"{parallel}.compile_queue").CompileQueue(backend.table, workers)
         program = self._forward.runner.program("cpu")[0]

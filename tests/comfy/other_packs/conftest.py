@@ -40,10 +40,10 @@ class Bench:
         return importlib.import_module("resolute_tiny_models.models").ResoluteTestTinyVAE().build(0)[0]
 
     def compiled(self, model: Any) -> Any:
-        return self.core.ours("compile.diffusion_model").compile_diffusion_model(model, "eager", None)
+        return self.core.ours("patch.diffusion_model").compile_diffusion_model(model, "eager", None)
 
     def compiled_vae(self, vae: Any) -> Any:
-        return self.core.ours("compile.vae").compile_vae_decode(vae, "eager", None)
+        return self.core.ours("patch.vae").compile_vae_decode(vae, "eager", None)
 
     def sample(self, model: Any, steps: int = 3, callback: Any = None) -> torch.Tensor:
         """Latents (1, 4, 8, 8) without guidance: one call of the model in each step. callback: as in core."""

@@ -82,7 +82,7 @@ def test_a_decode_without_memory_at_any_allocation_is_finished_in_tiles(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The mode that fails is no other pack's.
-    monkeypatch.setattr(bench.core.ours("forward.module_runner"), "intercepting_mode", lambda: None)
+    monkeypatch.setattr(bench.core.ours("patch.module_runner"), "intercepting_mode", lambda: None)
     vae = bench.vae()
     latent = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(2))
     expected, ours = vae.decode(latent), bench.compiled_vae(vae)

@@ -110,13 +110,13 @@ def test_the_pack_of_a_function_is_its_folder_in_custom_nodes(
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(__import__("sys").modules, spec.name, module)
     spec.loader.exec_module(module)
-    describe = bench.core.ours("foreign.describe").describe_code
+    describe = bench.core.ours("trust.describe").describe_code
     assert describe(module.outer()) == "cached (Some-Pack)"
     sampler = bench.core.comfy.samplers.k_diffusion_sampling.sample_euler
     wrapped = module.wrapping(sampler)
     assert describe(wrapped) == "faster (Some-Pack)", "it has the name of what it wraps"
     assert describe(sampler) == "sample_euler (comfy)"
-    is_core_function = bench.core.ours("foreign.core_code").is_core_function
+    is_core_function = bench.core.ours("trust.core_code").is_core_function
     assert is_core_function(sampler, "comfy.k_diffusion.sampling")
     assert not is_core_function(wrapped, "comfy.k_diffusion.sampling")
     optimized = torch.compile(torch.nn.Linear(2, 2), backend="eager")

@@ -20,9 +20,9 @@ from compile_cache.attention import kernels
 from compile_cache.attention.chooser import Chooser
 from compile_cache.attention.kernels import AttentionArgs, bias
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.compile import operators
-from compile_cache.backends.inductor.compile.tracing import trace
-from compile_cache.backends.inductor.parallel import process
+from compile_cache.backends.inductor.compiler import process
+from compile_cache.backends.inductor.lower import operators
+from compile_cache.backends.inductor.lower.tracing import trace
 
 from ...programs import run_python
 from ..rig import TOLERANCE, Attention, Rig, random, relative_error, seeded
@@ -475,8 +475,8 @@ import sys
 from pathlib import Path
 import torch
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.compile import operators
-from compile_cache.backends.inductor.compile.tracing import trace
+from compile_cache.backends.inductor.lower import operators
+from compile_cache.backends.inductor.lower.tracing import trace
 from tests.contract.attention.net import Net, net_inputs
 from tests.contract.rig import TOLERANCE, Rig, relative_error, seeded
 rig = Rig(InductorBackend(), store_folder=Path(sys.argv[1]), source="one", workers=0)

@@ -33,7 +33,7 @@ class Built:
         self.reason: str | None = "a reason"
         part = adapter("process.module_hooks")
         monkeypatch.setattr(part, "hooks_of", self.hooks_of)
-        self.weights = adapter("weights.module_state").ModuleState(self.model)
+        self.weights = adapter("module_state.module_state").ModuleState(self.model)
         self.hooks = part.ModuleHooks(self.model, ROLE, left_out, self.weights)
         self._hook, self._site = part.Hook, part.RegionSite
         self._reason = part.BypassReason

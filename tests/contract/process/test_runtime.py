@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from compile_cache.backends.base import Call
-from compile_cache.captures.captures import capture_key
+from compile_cache.cache.captures import capture_key
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 
+from ..dynamic_vram.fake_paging import Reservation
 from ..rig import Model, hooks_of, seeded
-from ..weights.fake_paging import Reservation
 
 _KEY = GraphKey(Signature((("latent", TensorSpec((1,), "float32", "cpu")),)), Role.UNET, "model", "inductor")
 
@@ -179,7 +179,7 @@ def test_a_queued_prompt_gets_the_backends_of_our_nodes_ready_and_stays_as_it_is
 ) -> None:
     asked: list[torch.device] = []
     backend = SimpleNamespace(prewarm=lambda device, *more: asked.append(device))
-    startup = adapter("restart.preload")
+    startup = adapter("process.preload")
     monkeypatch.setattr(startup.registry, "candidates", lambda name: [backend])
     body = {"prompt": prompt, "client_id": "a browser"}
     kept = copy.deepcopy(body)
@@ -192,7 +192,7 @@ def test_a_start_gets_the_backend_ready(
     service: ModuleType, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.device] = []
-    startup = adapter("restart.preload")
+    startup = adapter("process.preload")
     backend = SimpleNamespace(prewarm=lambda device, *more: asked.append(device))
     monkeypatch.setattr(startup.registry, "candidates", lambda name: [backend])
     startup._preload()
@@ -200,7 +200,7 @@ def test_a_start_gets_the_backend_ready(
 
 
 def test_the_server_is_asked_to_tell_of_prompts(adapter: Callable[[str], ModuleType], comfy: None) -> None:
-    startup, handlers, starts = adapter("restart.preload"), list[Any](), list[Any]()
+    startup, handlers, starts = adapter("process.preload"), list[Any](), list[Any]()
     server = SimpleNamespace(app=SimpleNamespace(on_startup=starts), add_on_prompt_handler=handlers.append)
     startup.begin(server)
     assert handlers == [startup.before_prompt]
@@ -209,7 +209,7 @@ def test_the_server_is_asked_to_tell_of_prompts(adapter: Callable[[str], ModuleT
 
 def test_a_request_that_is_no_prompt_is_left_to_comfyui(adapter: Callable[[str], ModuleType], comfy: None) -> None:
     body: dict[str, Any] = {"client_id": "a browser"}
-    assert adapter("restart.preload").before_prompt(body) is body
+    assert adapter("process.preload").before_prompt(body) is body
 
 
 def test_a_setting_that_cannot_be_read_is_told_at_the_start(
@@ -220,7 +220,7 @@ def test_a_setting_that_cannot_be_read_is_told_at_the_start(
 ) -> None:
     monkeypatch.setattr(service, "_cache", None)
     monkeypatch.setenv("RESOLUTE_BUDGET_MB", "lots")
-    adapter("restart.preload")._preload()
+    adapter("process.preload")._preload()
     (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "RESOLUTE_BUDGET_MB='lots' is not a whole number" in told
     assert "started again" in told

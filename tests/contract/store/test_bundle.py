@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.compile.environment import environment_of
+from compile_cache.backends.inductor.lower.environment import environment_of
 from compile_cache.store.artifact_store import ArtifactStore
 from compile_cache.store.bundle import BundleError, environments, export_bundle, import_bundle
 

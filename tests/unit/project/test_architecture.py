@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from compile_cache import FOR_ADAPTERS
+
 from ...programs import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,8 +30,8 @@ COMFYUI = {
 # Modules of ComfyUI that node classes may import: node interface, file names, core's nodes, server.
 FOR_NODES = {"comfy_api", "folder_paths", "nodes", "server"}
 WITHOUT_TORCH = [
-    "keys", "call_policy", "config", "errors", "stats", "host_load", "sizes", "warm_up_plan",
-    "choices.tuner", "store.artifact_store", "store.bundle", "store.codec",
+    "keys", "call_policy", "config", "errors", "sizes", "warm_up_plan",
+    "tuning.tuner", "telemetry.stats", "telemetry.host_load", "store.artifact_store", "store.bundle", "store.codec",
     "store.fingerprint", "store.private_files",
     "store.shape_history", "store.temporary_folders", "texts",
 ]  # fmt: skip
@@ -39,20 +41,20 @@ READS_THE_ENVIRONMENT = {
     CORE / "config.py",
     CORE / "backends" / "oneflow" / "packages.py",
     INDUCTOR / "toolchain.py",
-    INDUCTOR / "compile" / "private_cache.py",
-    INDUCTOR / "parallel" / "worker.py",
+    INDUCTOR / "lower" / "private_cache.py",
+    INDUCTOR / "compiler" / "worker.py",
 }
 # Pickle loads compiled graphs that torch pickled, from a private store: they are code in any form. The workers also use
 # it for messages over a pipe.
 LOADS_COMPILED_CODE = {
-    INDUCTOR / "compile" / "artifacts.py": {"pickle"},
-    INDUCTOR / "parallel" / "worker.py": {"pickle"},
-    INDUCTOR / "parallel" / "process.py": {"subprocess"},
+    INDUCTOR / "lower" / "artifacts.py": {"pickle"},
+    INDUCTOR / "compiler" / "worker.py": {"pickle"},
+    INDUCTOR / "compiler" / "process.py": {"subprocess"},
 }
 INDUCTORS_TRITON_SETTINGS = {"autotune_pointwise", "descriptive_names", "proton_output_dir"}  # inductor's triton.NAME
 BUNDLE = "compile_cache/store/bundle.py"
-PRIVATE_TORCH = CORE / "torch_facts" / "private_names.py"
-STARTED_BY_PATH = {INDUCTOR / "parallel" / "worker.py"}  # a separate program, so its package has no parent
+PRIVATE_TORCH = CORE / "torch_compat" / "private_names.py"
+STARTED_BY_PATH = {INDUCTOR / "compiler" / "worker.py"}  # a separate program, so its package has no parent
 # What a command imports before it has an environment.
 BEFORE_THE_ENVIRONMENT = ("scripts/setup/", "scripts/server/", "scripts/errors.py", "scripts/places.py")
 MAX_LINES = 300
@@ -65,39 +67,37 @@ FLOORS = [
     ("nodes",),
     ("nodes/onediff",),
     ("nodes/adapters/onediff",),
-    ("nodes/adapters/compile", "nodes/adapters/formats"),
-    ("nodes/adapters/warm_up",),
+    ("nodes/adapters/warm_up", "nodes/adapters/formats"),
     ("nodes/adapters/deepcache",),
-    ("nodes/adapters/forward",),
+    ("nodes/adapters/patch",),
     ("nodes/adapters/report",),
-    ("nodes/adapters/restart",),
-    ("nodes/adapters/sampling",),
     ("nodes/adapters/process",),
-    ("nodes/adapters/weights",),
+    ("nodes/adapters/module_state",),
     ("nodes/adapters/blocks/families.py",),
     ("nodes/adapters/blocks/vaes.py",),
     ("nodes/adapters/blocks/videos",),
     ("nodes/adapters/blocks/transformers",),
     ("nodes/adapters/blocks/unets",),
     ("nodes/adapters/blocks",),
+    ("nodes/adapters/dynamic_vram",),
     ("nodes/adapters/comfyui",),
-    ("nodes/adapters/foreign",),
+    ("nodes/adapters/trust",),
     ("nodes/adapters/comfyui/transformer_options.py",),
-    ("compile_cache/calls",),
-    ("compile_cache/captures",),
+    ("compile_cache/cache",),
     ("compile_cache/backends/registry.py",),
     ("compile_cache/backends/inductor", "compile_cache/backends/cudagraph.py", "compile_cache/backends/oneflow"),
-    ("compile_cache/backends/inductor/parallel",),
+    ("compile_cache/backends/inductor/compiler",),
     ("compile_cache/backends/inductor/regions",),
-    ("compile_cache/backends/inductor/compile",),
+    ("compile_cache/backends/inductor/lower",),
     ("compile_cache/backends/cuda_graphs",),
     ("compile_cache/backends/eager.py",),
     ("compile_cache/backends",),
     ("compile_cache/attention",),
-    ("compile_cache/choices",),
-    ("compile_cache/store", "compile_cache/regions"),
-    ("compile_cache/foreign",),
-    ("compile_cache/torch_facts",),
+    ("compile_cache/tuning",),
+    ("compile_cache/telemetry",),
+    ("compile_cache/store", "compile_cache/modules"),
+    ("compile_cache/code_identity",),
+    ("compile_cache/torch_compat",),
     ("compile_cache",),
 ]
 SCRIPTS_FLOORS = [
@@ -193,6 +193,14 @@ def test_every_room_has_its_place() -> None:
     rooms = {name_of(room) for top in (ADAPTERS, SCRIPTS) for room in top.rglob("*") if any(room.glob("*.py"))}
     assert {room for room in rooms if place_of(room) in ("nodes", "scripts")} == set()
     assert [place for place in PLACES if not (ROOT / place).exists()] == []
+
+
+def test_adapters_import_what_the_core_offers_them() -> None:
+    allowed = tuple("compile_cache/" + name.replace(".", "/") for name in FOR_ADAPTERS)
+    found = {target for file, targets in IMPORTS.items() if file.startswith("nodes/") for target in targets}
+    inside = {name for name in found if name.startswith("compile_cache/") and name.count("/") > 1}
+    assert {name for name in inside if not name.removesuffix(".py").startswith(allowed)} == set()
+    assert [each for each in allowed if not any(name.startswith(each) for name in inside)] == []
 
 
 def test_only_the_command_can_import_a_bundle() -> None:

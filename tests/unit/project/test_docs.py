@@ -13,7 +13,7 @@ import pytest
 
 from compile_cache.backends.registry import CHOICES
 from compile_cache.errors import BypassCode
-from compile_cache.stats import Counters
+from compile_cache.telemetry.stats import Counters
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results"

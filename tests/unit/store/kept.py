@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from compile_cache.calls.cache import GraphCache
-from compile_cache.captures.capture_policy import CapturePolicy
-from compile_cache.captures.captures import Captures, capture_key
+from compile_cache.cache.capture_policy import CapturePolicy
+from compile_cache.cache.captures import Captures, capture_key
+from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.errors import NoGainError
 from compile_cache.keys import GraphKey
-from compile_cache.stats import Stats
 from compile_cache.store.artifact_store import Artifact, StoreError
 from compile_cache.store.shape_history import ShapeHistory
+from compile_cache.telemetry.stats import Stats
 
-from ..choices.test_tuner import CHOICE, GPU, shape, tuner
 from ..fakes import FakeProgram, Module
+from ..tuning.test_tuner import CHOICE, GPU, shape, tuner
 from .test_artifact_store import KEY, artifact, store_in
 
 NUMBERS = (1, 2, 3)

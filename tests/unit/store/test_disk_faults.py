@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from compile_cache.calls.cache import GraphCache
+from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.config import CacheConfig
 from compile_cache.keys import GraphKey, Role
 from compile_cache.store.artifact_store import ArtifactStore

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 
 from ....attention.chooser import eager_attention
+from ....code_identity.attributes import marks_in
+from ....code_identity.reach import CodeReach, ReachCache
 from ....config import CacheConfig
 from ....errors import BypassCode, BypassReason, DonatedInputsError
-from ....foreign.attributes import marks_in
-from ....foreign.reach import CodeReach, ReachCache
 from ....keys import Component, digest
-from ....regions.gguf_loras import LoraInputs
-from ....regions.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
-from ....regions.site import Hook, Input, Lend, Progress, RegionSite, SilentProgress, take_donated
-from ....regions.slots import Slot
-from ....regions.structure import Memo, parts, structure_digest, unknown_setting
-from ....stats import Stats
+from ....modules.gguf_loras import LoraInputs
+from ....modules.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
+from ....modules.site import Hook, Input, Lend, Progress, RegionSite, SilentProgress, take_donated
+from ....modules.slots import Slot
+from ....modules.structure import Memo, parts, structure_digest, unknown_setting
 from ....store.artifact_store import ArtifactStore
-from ....torch_facts.flags import autocast_state
-from ....torch_facts.out_of_memory import is_out_of_memory
-from ..compile.compiled_region import CompiledRegion
-from ..compile.tracing import in_region_format
+from ....telemetry.stats import Stats
+from ....torch_compat.flags import autocast_state
+from ....torch_compat.out_of_memory import is_out_of_memory
+from ..lower.compiled_region import CompiledRegion
+from ..lower.tracing import in_region_format
 from .miss_path import MOST_COMPARED, MissingCodes, MissPath, MissPolicy
 from .region import AUTOCAST, WRITES_TO_COPY, DeferredCompiler, Region, region_key
 from .table import RegionTable

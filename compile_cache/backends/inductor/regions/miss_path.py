@@ -10,11 +10,11 @@ from enum import Enum
 import torch
 
 from ....errors import BypassCode, BypassReason, CaptureError, NotComparedError
-from ....regions.site import Progress, RegionSite, SilentProgress
-from ....stats import Stats
+from ....modules.site import Progress, RegionSite, SilentProgress
 from ....store.artifact_store import ArtifactStore
-from ..compile.compiled_region import CompiledRegion
-from ..compile.tracing import Shapes, static_sizes
+from ....telemetry.stats import Stats
+from ..lower.compiled_region import CompiledRegion
+from ..lower.tracing import Shapes, static_sizes
 from .region import DeferredCompiler, Region, RegionCall
 from .table import RegionTable, why_failed
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from ....errors import NotComparedError, excerpt
-from ....regions.gguf_loras import has_room
-from ....regions.region_weights import weight_inputs, weight_slots, weights_from_inputs
-from ....regions.site import RegionSite
-from ....regions.skeleton import skeleton_of
-from ....torch_facts.flags import uses_tf32
-from ....torch_facts.out_of_memory import is_out_of_memory
-from ....torch_facts.private_names import pytree
-from ..compile.compiled_region import CompiledRegion
+from ....modules.gguf_loras import has_room
+from ....modules.region_weights import weight_inputs, weight_slots, weights_from_inputs
+from ....modules.site import RegionSite
+from ....modules.skeleton import skeleton_of
+from ....torch_compat.flags import uses_tf32
+from ....torch_compat.out_of_memory import is_out_of_memory
+from ....torch_compat.private_names import pytree
+from ..lower.compiled_region import CompiledRegion
 
 logger = logging.getLogger(__name__)
 

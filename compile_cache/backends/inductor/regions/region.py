@@ -11,16 +11,16 @@ import torch
 
 from ....errors import BypassCode, BypassReason, first_line
 from ....keys import Component, digest
-from ....regions.site import Progress, RegionSite
-from ....stats import Stats
+from ....modules.site import Progress, RegionSite
 from ....store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
-from ....torch_facts.flags import without_attention
-from ....torch_facts.out_of_memory import is_out_of_memory
-from ..compile.artifacts import measured, unpack
-from ..compile.compiled_region import CompiledRegion
-from ..compile.private_cache import inductor_lock
-from ..compile.shape_guards import Verdict
-from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, static_sizes, trace
+from ....telemetry.stats import Stats
+from ....torch_compat.flags import without_attention
+from ....torch_compat.out_of_memory import is_out_of_memory
+from ..lower.artifacts import measured, unpack
+from ..lower.compiled_region import CompiledRegion
+from ..lower.private_cache import inductor_lock
+from ..lower.shape_guards import Verdict
+from ..lower.tracing import Shapes, Trace, bind_dims, general_hints, static_sizes, trace
 from .numerics_check import difference_from_original
 
 logger = logging.getLogger(__name__)

@@ -18,16 +18,16 @@ import torch
 
 from ....errors import first_line
 from ....keys import Component, digest
-from ....regions.dependence import CannotSplitError, Part, split
-from ....regions.region_weights import weight_forms, weight_inputs, weight_slots
-from ....regions.site import Dims, RegionSite
-from ....regions.slots import tensor_slots
-from ....regions.structure import parts
-from ....regions.weight_parts import parts_of
-from ....torch_facts.out_of_memory import is_out_of_memory
-from ....torch_facts.private_names import pytree
-from ..compile.shape_guards import ShapeGuards, Verdict
-from ..compile.tracing import Shapes, Trace, bind_dims, general_hints, in_region_format, static_sizes, trace
+from ....modules.dependence import CannotSplitError, Part, split
+from ....modules.region_weights import weight_forms, weight_inputs, weight_slots
+from ....modules.site import Dims, RegionSite
+from ....modules.slots import tensor_slots
+from ....modules.structure import parts
+from ....modules.weight_parts import parts_of
+from ....torch_compat.out_of_memory import is_out_of_memory
+from ....torch_compat.private_names import pytree
+from ..lower.shape_guards import ShapeGuards, Verdict
+from ..lower.tracing import Shapes, Trace, bind_dims, general_hints, in_region_format, static_sizes, trace
 from .numerics_check import run_original, value_difference
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ import logging
 import threading
 
 from ....errors import BypassCode, BypassReason, NotComparedError, first_line
-from ....stats import SHORT_WAIT
 from ....store.artifact_store import ArtifactStore
-from ....torch_facts.out_of_memory import is_out_of_memory
-from ..compile.compiled_region import CompiledRegion
-from ..compile.shape_guards import Verdict
-from ..compile.tracing import Shapes
+from ....telemetry.stats import SHORT_WAIT
+from ....torch_compat.out_of_memory import is_out_of_memory
+from ..lower.compiled_region import CompiledRegion
+from ..lower.shape_guards import Verdict
+from ..lower.tracing import Shapes
 from .region import Region, RegionCall, validate
 
 logger = logging.getLogger(__name__)

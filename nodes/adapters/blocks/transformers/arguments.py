@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.foreign.content import described
-from .....compile_cache.regions.gguf_weights import without_class
-from .....compile_cache.regions.site import Dims
+from .....compile_cache.code_identity.content import described
+from .....compile_cache.modules.gguf_weights import without_class
+from .....compile_cache.modules.site import Dims
 from ..common import UnusableArgumentError
 from .catalogue import rebuild_spec
 

@@ -16,9 +16,9 @@ import torch
 from .....compile_cache.attention.chooser import eager_attention
 from .....compile_cache.errors import BypassCode, BypassReason
 from .....compile_cache.keys import repr_digest
-from .....compile_cache.regions.site import Bypass, RegionRunner, RegionSite
-from .....compile_cache.regions.structure import TORCH_OWN
-from .....compile_cache.torch_facts.private_names import pytree
+from .....compile_cache.modules.site import Bypass, RegionRunner, RegionSite
+from .....compile_cache.modules.structure import TORCH_OWN
+from .....compile_cache.torch_compat.private_names import pytree
 from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
 from ...comfyui.transformer_options import OVERRIDE, PATCHES

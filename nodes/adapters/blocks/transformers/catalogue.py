@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...foreign.core_code import core_name, is_of_core
+from ...trust.core_code import core_name, is_of_core
 
 
 class TestedFamily(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from .....compile_cache.errors import BypassCode, BypassReason
 from ...comfyui import chosen_attention
 from ...comfyui.transformer_options import OVERRIDE, PATCHES, Meaning, names_of
-from ...foreign.core_code import is_patch_of_core
+from ...trust.core_code import is_patch_of_core
 from ..common import traced_attention
 
 _NESTED, _KEYED, _PASSED_ON = map(names_of, (Meaning.PATCHES, Meaning.KEYED, Meaning.PASSED_ON))

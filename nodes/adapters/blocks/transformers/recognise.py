@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import torch
 
-from .....compile_cache.foreign.functions import code_of, names_in
+from .....compile_cache.code_identity.functions import code_of, names_in
 from .....compile_cache.keys import repr_digest
-from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
-from .....compile_cache.regions.slots import all_parts
-from .....compile_cache.regions.structure import Memo, structure_digest
+from .....compile_cache.modules.site import Bypass, Hook, RegionRunner
+from .....compile_cache.modules.slots import all_parts
+from .....compile_cache.modules.structure import Memo, structure_digest
 from ...comfyui import chosen_attention
 from ...comfyui.module_attributes import ATTRIBUTES
-from ...foreign.core_code import is_plain_layer
-from ...foreign.trust import why_untrusted
+from ...trust.core_code import is_plain_layer
+from ...trust.trust import why_untrusted
 from ..unets.unet import is_unet
 from .block_forward import RecognisedBlock
 from .catalogue import is_catalogued, variant_of

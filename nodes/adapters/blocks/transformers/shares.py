@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .....compile_cache.regions.slots import swapped
-from .....compile_cache.torch_facts.private_names import pytree
+from .....compile_cache.modules.slots import swapped
+from .....compile_cache.torch_compat.private_names import pytree
 from .catalogue import is_routed
 from .options import BlockOptions
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
-from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
-from .....compile_cache.regions.slots import all_parts
+from .....compile_cache.modules.site import Bypass, Hook, RegionRunner, RegionSite
+from .....compile_cache.modules.slots import all_parts
 from ...comfyui import chosen_attention
 from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX, OVERRIDE
-from ...foreign.core_code import derives_from, is_core
+from ...trust.core_code import derives_from, is_core
 from ..common import FEATURES, TOKENS, TRACED_OPTIONS, attention_patch, original
 from ..splice import FixedResult, StopHere, StoppedAt, replaced_parts
 from . import video_unet

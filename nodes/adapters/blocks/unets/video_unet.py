@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
-from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
+from .....compile_cache.modules.site import Bypass, Hook, RegionRunner, RegionSite
 from ...comfyui.transformer_options import ACTIVATIONS_SHAPE, BLOCK_INDEX
 from ..common import original
 from ..splice import FixedResult, StopHere, StoppedAt, replaced_parts

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.regions.site import Bypass, Hook, RegionRunner, RegionSite
-from ...foreign.core_code import is_core, is_core_class
+from .....compile_cache.modules.site import Bypass, Hook, RegionRunner, RegionSite
+from ...trust.core_code import is_core, is_core_class
 from ..common import original
 from .states import FIXED_FRAMES, FRAMES, States, bound, by_frames
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from .....compile_cache.errors import BypassCode, BypassReason
-from .....compile_cache.regions.own_memory import own_memory
-from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner
-from .....compile_cache.regions.slots import swapped
-from ...foreign.core_code import is_core, is_core_class
+from .....compile_cache.modules.own_memory import own_memory
+from .....compile_cache.modules.site import Bypass, Dims, Hook, RegionRunner
+from .....compile_cache.modules.slots import swapped
+from ...trust.core_code import is_core, is_core_class
 from ..common import original
 from ..splice import FixedResult, StoppedAt, replaced_parts
 from .channels_last import channels_last

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.regions.site import Bypass, Hook, RegionRunner
-from .....compile_cache.regions.slots import swapped
-from ...foreign.core_code import is_core
+from .....compile_cache.modules.site import Bypass, Hook, RegionRunner
+from .....compile_cache.modules.slots import swapped
+from ...trust.core_code import is_core
 from ..common import original
 from .states import by_frames
 

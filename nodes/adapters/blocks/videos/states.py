@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.regions.site import Dims, Hook, RegionRunner, RegionSite
-from .....compile_cache.regions.structure import structure_digest
+from .....compile_cache.modules.site import Dims, Hook, RegionRunner, RegionSite
+from .....compile_cache.modules.structure import structure_digest
 from ...comfyui.module_attributes import ATTRIBUTES
 
 # Maps of a video: batch, channels, frames, height, width. FIXED_FRAMES: a small frame count with separate code.

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from .....compile_cache.regions.own_memory import own_memory
-from .....compile_cache.regions.site import Bypass, Dims, Hook, RegionRunner, RegionSite
-from ...foreign.core_code import is_core, is_core_class
+from .....compile_cache.modules.own_memory import own_memory
+from .....compile_cache.modules.site import Bypass, Dims, Hook, RegionRunner, RegionSite
+from ...trust.core_code import is_core, is_core_class
 from ..common import original
 from .channels_last import channels_last
 from .states import FIXED_FRAMES, States, bound

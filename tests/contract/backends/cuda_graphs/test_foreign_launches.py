@@ -19,7 +19,7 @@ from compile_cache.attention import chosen
 from compile_cache.backends.cuda_graphs import capture, foreign_launches
 from compile_cache.backends.cuda_graphs.foreign_launches import UnsafeLaunchError, launches_by_address
 from compile_cache.errors import CaptureError
-from compile_cache.torch_facts import private_names
+from compile_cache.torch_compat import private_names
 
 
 class Launcher:

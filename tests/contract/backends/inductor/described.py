@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compile_cache.torch_facts.private_names import Feature, why_unavailable
+from compile_cache.torch_compat.private_names import Feature, why_unavailable
 
 # Before 2.10 torch asks the driver for each tensor of a GPU that it traces.
 needs_descriptions = pytest.mark.skipif(

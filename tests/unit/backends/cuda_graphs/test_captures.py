@@ -17,8 +17,8 @@ from compile_cache.backends.base import CaptureFacts
 from compile_cache.backends.cuda_graphs import capture as capturing
 from compile_cache.backends.cuda_graphs import memory, pools
 from compile_cache.backends.cuda_graphs.kernel_memory import claim, has_int8_products, has_quantized, largest_product
-from compile_cache.choices.stopwatch import RunCost, cost_of_run
 from compile_cache.errors import CaptureError, NoGainError
+from compile_cache.tuning.stopwatch import RunCost, cost_of_run
 
 # Captures touch the devices that they are on, and leave the stream of captures in order.
 

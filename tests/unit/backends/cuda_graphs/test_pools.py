@@ -9,7 +9,7 @@ import pytest
 
 from compile_cache.backends.base import Call, CaptureFacts
 from compile_cache.backends.cuda_graphs.pools import Pools
-from compile_cache.calls.cache import GraphCache
+from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.errors import OverBudgetError
 
 from ...fakes import BUDGET, MIB, FakeGraph, FakeProgram, Module, answer, expect, session

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.compile.tracing import FEATURE_MAP
+from compile_cache.backends.inductor.lower.tracing import FEATURE_MAP
 
 from ....rig import TOKENS, TOLERANCE, Rig, random, seeded, tokens
 

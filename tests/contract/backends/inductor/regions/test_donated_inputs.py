@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from compile_cache.backends.inductor.compile import tracing
-from compile_cache.backends.inductor.compile.compiled_region import CompiledRegion
-from compile_cache.regions.own_memory import own_memory
-from compile_cache.regions.site import Hook, RegionSite
+from compile_cache.backends.inductor.lower import tracing
+from compile_cache.backends.inductor.lower.compiled_region import CompiledRegion
+from compile_cache.modules.own_memory import own_memory
+from compile_cache.modules.site import Hook, RegionSite
 
 from ....rig import TOKENS, Rig, random, relative_error, seeded
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.compile import artifacts, environment
-from compile_cache.backends.inductor.compile.compiled_region import CompiledRegion
-from compile_cache.backends.inductor.compile.shape_guards import ConfirmedSizes
-from compile_cache.backends.inductor.parallel import work
+from compile_cache.backends.inductor.compiler import work
+from compile_cache.backends.inductor.lower import artifacts, environment
+from compile_cache.backends.inductor.lower.compiled_region import CompiledRegion
+from compile_cache.backends.inductor.lower.shape_guards import ConfirmedSizes
 from compile_cache.backends.inductor.regions import region, table
 from compile_cache.store import artifact_store
 from compile_cache.store.artifact_store import ArtifactStore

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from torch import nn
 
-from compile_cache.regions.site import Hook, HookBuilder
+from compile_cache.modules.site import Hook, HookBuilder
 
 from ....rig import TOLERANCE, Block, hooks_of, seeded, tokens
-from ..parallel.behind_rig import Behind
+from ..compiler.behind_rig import Behind
 
 
 class Lent:

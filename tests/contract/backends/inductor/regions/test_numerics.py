@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.regions import numerics_check
 from compile_cache.errors import NotComparedError
-from compile_cache.regions.region_weights import weight_inputs, weight_slots
-from compile_cache.regions.site import RegionSite
+from compile_cache.modules.region_weights import weight_inputs, weight_slots
+from compile_cache.modules.site import RegionSite
 
 from ....rig import TOKENS, TOLERANCE, Block, Rig, original, random, seeded, tokens
 

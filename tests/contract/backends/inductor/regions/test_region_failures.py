@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.parallel import work
+from compile_cache.backends.inductor.compiler import work
 from compile_cache.backends.inductor.regions import region
-from compile_cache.regions.site import Hook, RegionSite
+from compile_cache.modules.site import Hook, RegionSite
 
 from ....rig import TOKENS, TOLERANCE, Block, Rig, Stopper, original, random, seeded, tokens
 

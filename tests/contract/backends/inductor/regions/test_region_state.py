@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.torch_facts.flags import torch_flags
+from compile_cache.torch_compat.flags import torch_flags
 
 from ....rig import TOLERANCE, Attention, Bound, Rig, random, seeded
 

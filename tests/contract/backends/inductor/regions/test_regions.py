@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 
-from compile_cache.regions.site import Hook
+from compile_cache.modules.site import Hook
 
 from ....rig import TOLERANCE, Attention, Bound, Convolution, Model, Rig, inputs, random, relative_error, seeded
 

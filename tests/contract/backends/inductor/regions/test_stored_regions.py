@@ -19,13 +19,13 @@ from torch._inductor.triton_bundler import TritonBundle
 
 from compile_cache.backends.base import Located
 from compile_cache.backends.inductor.backend import InductorBackend
-from compile_cache.backends.inductor.compile import artifacts
-from compile_cache.backends.inductor.compile.artifacts import pack, unpack
-from compile_cache.backends.inductor.compile.environment import environment_of
+from compile_cache.backends.inductor.lower import artifacts
+from compile_cache.backends.inductor.lower.artifacts import pack, unpack
+from compile_cache.backends.inductor.lower.environment import environment_of
 from compile_cache.backends.inductor.regions import region
 from compile_cache.config import CacheConfig
 from compile_cache.store.artifact_store import Artifact, ArtifactStore, InvalidArtifactError
-from compile_cache.torch_facts.flags import torch_flags
+from compile_cache.torch_compat.flags import torch_flags
 
 from .....programs import run_python
 from ....rig import TOLERANCE, Bound, Convolution, Model, Rig, inputs, seeded
@@ -110,7 +110,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from tests.contract.backends.inductor.regions.test_stored_regions import everything, store_of
-from compile_cache.backends.inductor.compile import artifacts
+from compile_cache.backends.inductor.lower import artifacts
 
 started = []
 sys.addaudithook(lambda event, given: started.append(given[1]) if event == "subprocess.Popen" else None)
@@ -305,7 +305,7 @@ def test_sizes_that_one_artifact_excludes_get_a_second_and_both_are_kept(tmp_pat
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.unflatten(1, (-1, 2)).sum(2) if x.shape[1] % 2 == 0 else x * 2
 
-    from compile_cache.regions.site import Hook, RegionSite
+    from compile_cache.modules.site import Hook, RegionSite
 
     def hooks(module: nn.Module) -> Any:
         def build(run: Any, bypass: Any) -> list[Hook]:

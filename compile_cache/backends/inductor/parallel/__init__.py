@@ -1,1 +1,0 @@
-"""Compile many regions at once, in worker processes."""

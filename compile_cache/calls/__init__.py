@@ -1,1 +1,0 @@
-"""Answer a call: look it up, decide its path, run and count it."""

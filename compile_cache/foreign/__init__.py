@@ -1,1 +1,0 @@
-"""Find code of other packs in a model: on its modules, and in the Python modules around its classes."""

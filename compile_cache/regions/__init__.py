@@ -1,1 +1,0 @@
-"""Regions: the blocks that are compiled, their structure, and how their weights and parts are exchanged."""

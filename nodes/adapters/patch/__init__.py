@@ -1,0 +1,1 @@
+"""The patched forward: the compile nodes install it, and each call goes through it to the cache."""
