@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from graphlib import TopologicalSorter
@@ -201,6 +202,27 @@ def test_adapters_import_what_the_core_offers_them() -> None:
     inside = {name for name in found if name.startswith("compile_cache/") and name.count("/") > 1}
     assert {name for name in inside if not name.removesuffix(".py").startswith(allowed)} == set()
     assert [each for each in allowed if not any(name.startswith(each) for name in inside)] == []
+
+
+UNTESTED = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests" / "gpu").rglob("*.py")])
+
+
+@pytest.mark.parametrize("file", UNTESTED, ids=name_of)
+def test_an_import_that_no_test_here_runs_names_something(file: Path) -> None:
+    """Benchmarks and the tests for a GPU would not notice a rename."""
+    wrong = []
+    for node in Source(file).nodes:
+        if not isinstance(node, ast.ImportFrom) or not (name := (node.module or "").removeprefix("resolute_pack.")):
+            continue
+        base = (file.parents[node.level - 1] if node.level else ROOT).joinpath(*name.split("."))
+        if base.is_dir():
+            wrong += [each.name for each in node.names if not [*base.glob(f"{each.name}*")]]
+        elif base.with_suffix(".py").is_file():
+            text = base.with_suffix(".py").read_text("utf-8")
+            wrong += [each.name for each in node.names if not re.search(rf"\b{each.name}\b", text)]
+        elif node.level or name.split(".")[0] in ("compile_cache", "scripts", "benchmarks", "tests"):
+            wrong.append(name)
+    assert wrong == []
 
 
 def test_only_the_command_can_import_a_bundle() -> None:
