@@ -42,7 +42,7 @@ class CallPolicy:
         """Return the policy of a call whose forward is observed or changed by other code."""
         return CallPolicy(Runs.EAGER, is_repeatable=False, may_capture=False, reason=reason)
 
-    def once(self, reason: BypassReason | None) -> CallPolicy:
+    def run_once(self, reason: BypassReason | None) -> CallPolicy:
         """Forbid repeats and captures: for `reason`, the call may do more than its key says. None changes nothing."""
         if reason is None or self.is_eager:
             return self

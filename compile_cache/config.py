@@ -1,4 +1,4 @@
-"""Settings of the cache. This is the only place that reads environment variables."""
+"""Settings of the cache. This is the only place that reads RESOLUTE_* variables."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from .adapters.comfyui.messages import on_node
 from .adapters.comfyui.version import search_aliases
-from .adapters.patch.memory import free_graphs, freed_text
+from .adapters.patch.free_captures import free_graphs, freed_text
 from .inputs import CATEGORY
 
 

@@ -29,7 +29,7 @@ import nodes
 from ..compile_cache.errors import UserError
 from .adapters.comfyui import messages
 from .adapters.comfyui.prompt_queue import queue
-from .adapters.patch import memory
+from .adapters.patch import free_captures
 from .adapters.process import preload, runtime, user_settings
 from .adapters.report import cache_report, runs, stock_measurements
 from .adapters.warm_up.request import parse_request
@@ -87,7 +87,8 @@ async def _free(request: web.Request) -> web.Response:
         if request.can_read_body:
             await _body(request, MAX_SMALL_BODY)
         # Off the event loop: a model call that compiles keeps the cache's lock for minutes.
-        return web.json_response(await asyncio.to_thread(memory.free_or_wait, PromptServer.instance.prompt_queue))
+        queue = PromptServer.instance.prompt_queue
+        return web.json_response(await asyncio.to_thread(free_captures.free_or_wait, queue))
     except UserError as error:
         return _error(error)
 

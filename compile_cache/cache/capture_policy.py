@@ -1,5 +1,4 @@
 """Which calls are captured. Only this module makes captures, and keeps and words the reasons why one is not made.
-made.
 
 Three refusals arise elsewhere: over budget and no gain in the recording, weights not resident in `Weights.pin`. The
 reasons from outside the cache come with the call, in `Call.policy`.

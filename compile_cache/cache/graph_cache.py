@@ -62,9 +62,9 @@ class GraphCache(CacheMemory):
     def run(self, program: Program, call: Call, recheck: Callable[[], Call] | None = None) -> Any:
         """Answer a call by the fastest correct path. Raises only the errors of the original forward.
 
-        recheck: inspects the module and returns the current call: `call` itself if nothing changed. It is called once,
-        after a replay was launched, so that the inspection overlaps with the GPU's work, or before anything else runs.
-        If it returns another call, the replay's output is dropped and that call is answered.
+        recheck: inspects the module and returns the current call: `call` itself if nothing changed. It is called once:
+        right after a replay's launch, so that it overlaps with the GPU's work, else before anything runs. If it
+        returns another call, the replay's output is dropped and that call is answered.
         """
         key = capture_key(program, call)
         waits = program.code_of(call.key) is not Code.READY

@@ -151,7 +151,8 @@ class SilentProgress:
         pass
 
 
-# (run, bypass) -> the hooks of a module. The hooks call `bypass(reason)` for a block that must run its original.
+# (run, bypass) -> the hooks of a module. `run` leads through the weights' paging to `RegionBinding.run`. The hooks call
+# `bypass(reason)` for a block that must run its original.
 HookBuilder = Callable[[LendingRunner, Bypass], Sequence[Hook]]
 
 

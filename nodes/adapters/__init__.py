@@ -1,6 +1,6 @@
 """All code that knows ComfyUI's internals, one folder for each part of the work. The node classes call these.
 
-A folder imports only folders below it:
+A folder imports only folders below it; `trust/` also reads `comfyui/transformer_options`:
 
     onediff/       translate OneDiff's nodes and settings into ours
     formats/       quantize a model's weights while it is loaded

@@ -114,7 +114,7 @@ def test_each_device_is_asked_for_its_own_captures(
 def test_a_capture_leaves_free_what_dynamic_vram_takes_as_a_lack(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dynamic_vram = core.ours("dynamic_vram.comfy_aimdo")
+    dynamic_vram = core.ours("dynamic_vram.aimdo")
     assert dynamic_vram.headroom() == 0, "it is off on the CPU"
     monkeypatch.setattr(core.comfy.memory_management, "aimdo_enabled", True)
     assert dynamic_vram.headroom() == 256 * MIB
@@ -141,7 +141,7 @@ def test_a_core_whose_loaded_models_are_others_costs_no_picture(
 def test_the_button_free_compares_decodes_again_and_the_node_does_not(
     core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, compared = core.ours("patch.memory"), list[str]()
+    memory, compared = core.ours("patch.free_captures"), list[str]()
     monkeypatch.setattr(memory, "broadcast", lambda *given, **more: None)
     compiled_vs_eager = core.ours("process.runtime").cache().compiled_vs_eager
     monkeypatch.setattr(compiled_vs_eager, "measure_again", lambda: compared.append("again"))

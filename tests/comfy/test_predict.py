@@ -89,7 +89,7 @@ class TestReady:
 
     def test_it_is_until_one_of_its_captures_goes(self, cache: GraphCache, warm_up: Any) -> None:
         module = Module()
-        calls = (module.call(16), module.call(24, policy=ANYTHING.once(OBSERVED)), module.call(32))
+        calls = (module.call(16), module.call(24, policy=ANYTHING.run_once(OBSERVED)), module.call(32))
         assert [warm_up(*calls) for _ in range(2)] == [("warmed", 2 * MIB), ("ready", 2 * MIB)]
         cache.trim(MIB)
         assert [warm_up(*calls) for _ in range(2)] == [("warmed", 2 * MIB), ("ready", 2 * MIB)]
@@ -107,5 +107,5 @@ class TestReady:
         assert warm_up(module.call(16))[0] == "warmed"
 
     def test_without_a_capture_it_is_ready_once_it_ran(self, warm_up: Any) -> None:
-        call = Module().call(24, policy=ANYTHING.once(OBSERVED))
+        call = Module().call(24, policy=ANYTHING.run_once(OBSERVED))
         assert [warm_up(call) for _ in range(2)] == [("warmed", 0), ("ready", 0)]

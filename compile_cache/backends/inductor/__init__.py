@@ -2,7 +2,7 @@
 
 `backend` is the entry point; a `program` is one module and its calls. A folder imports only folders listed below it:
 
-    parallel/    compile many regions at once, in worker processes
+    compiler/    the compile queue and its workers: compile many regions at once, beside the calls
     regions/     the regions of one module, and the table of compiled regions that all modules share
-    compile/     from a block to compiled code: trace, lower, and store as an artifact
+    lower/       from a block to compiled code: trace, lower, and store as an artifact
 """

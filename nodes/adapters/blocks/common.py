@@ -86,6 +86,7 @@ def _by_token(q: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _is_measured() -> bool:
+    # RESOLUTE_ATTENTION is a variable only, not a setting of the dialog: the cache's config would need `process/`.
     return CacheConfig.from_environment().attention == "measured"
 
 

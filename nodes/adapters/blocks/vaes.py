@@ -13,7 +13,7 @@ from ....compile_cache.modules.site import Bypass, Hook, RegionRunner
 from ..trust.core_code import is_core_class
 from . import pictures
 from .transformers import recognise
-from .videos import carried, ltx, plain, wan
+from .videos import hunyuan_video, ltx, plain, wan
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ CODERS = (
     Coder(Role.VAE_ENCODE, _OF_ENCODER, pictures.is_encoder, pictures.hooks, of_videos=False),
     Coder(Role.VAE_DECODE, "decode", wan.decodes, wan.decoder_hooks),
     Coder(Role.VAE_ENCODE, "encode", wan.encodes, wan.encoder_hooks),
-    Coder(Role.VAE_DECODE, _OF_DECODER, carried.is_decoder, carried.hooks),
+    Coder(Role.VAE_DECODE, _OF_DECODER, hunyuan_video.is_decoder, hunyuan_video.hooks),
     Coder(Role.VAE_DECODE, _OF_DECODER, ltx.is_decoder, ltx.hooks),
     Coder(
         Role.VAE_DECODE, _OF_DECODER, _class("comfy.ldm.minimax.vae", "ViT3DDecoder"), recognise.hooks, in_tiles=True

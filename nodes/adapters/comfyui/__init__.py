@@ -1,1 +1,1 @@
-"""Access to ComfyUI itself: version differences, options, DynamicVRAM, progress, queue and messages."""
+"""Access to ComfyUI itself: version differences, options, progress, queue and messages."""

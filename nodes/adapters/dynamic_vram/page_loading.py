@@ -1,6 +1,6 @@
 """Fill paged weights, and prefetch the weights of a block, by core's own functions, including casts and LoRAs.
 
-`dynamic_vram` explains pages.
+`aimdo` explains pages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from ....compile_cache.packages import version_of
 from ..comfyui.quantization import WeightCast, weight_cast
-from . import comfy_aimdo as dynamic_vram
-from .comfy_aimdo import NAMES, as_weight
+from . import aimdo
+from .aimdo import NAMES, as_weight
 
 # The first comfy-aimdo that counts pins. Before it a pin is a flag, so core's unpin of a module would remove ours.
 _COUNTS_PINS = (0, 3, 0)
@@ -48,7 +48,7 @@ def fill(module: torch.nn.Module, dtype: torch.dtype) -> None:
 
     dtype: of the module's input.
     """
-    device = torch.device("cuda", dynamic_vram.allocation(module)[0].device)  # type: ignore[index]
+    device = torch.device("cuda", aimdo.allocation(module)[0].device)  # type: ignore[index]
     weight, bias, stream = comfy.ops.cast_bias_weight(
         module, device=device, offloadable=True, **asdict(weight_cast(module, dtype, device))
     )
@@ -66,7 +66,7 @@ class Resident:
     """
 
     def __init__(self) -> None:
-        self._known: dict[torch.nn.Module, tuple[tuple[Any, ...], dynamic_vram.Serials, LoadedWeights]] = {}
+        self._known: dict[torch.nn.Module, tuple[tuple[Any, ...], aimdo.Serials, LoadedWeights]] = {}
 
     def pinned(self, module: torch.nn.Module, dtype: torch.dtype) -> LoadedWeights | None:
         """The module's weights, with their pages pinned until the caller unpins them. None, with nothing pinned, if the
@@ -78,7 +78,7 @@ class Resident:
         state, serials, weights = known
         if any(now is not then for now, then in zip(_state(module, dtype), state, strict=True)):
             return None
-        found = dynamic_vram.fault(*module.__dict__["_v"])
+        found = aimdo.fault(*module.__dict__["_v"])
         if found == serials:
             return weights
         if found is not None:
@@ -87,7 +87,7 @@ class Resident:
 
     def keep(self, module: torch.nn.Module, dtype: torch.dtype, wanted: WeightCast, weights: LoadedWeights) -> None:
         """Keep the weights from a load, whose pages are pinned, unless core makes them again in each load."""
-        own, filled = module.__dict__, dynamic_vram.filled(module)
+        own, filled = module.__dict__, aimdo.filled(module)
         is_own = all(weight is own.get(f"_v_{name}") for _, name, weight in weights)
         if is_own and filled is not None and wanted == WeightCast(dtype, dtype):
             ready = [(module, name, as_weight(weight)) for _, name, weight in weights]
@@ -119,7 +119,7 @@ def loaded(
     ready: dict[torch.nn.Module, LoadedWeights] = {}
     own: list[torch.nn.Module] = []
     stream = None
-    with nullcontext() if maps else dynamic_vram.without_page_faults(free):
+    with nullcontext() if maps else aimdo.without_page_faults(free):
         try:
             for module in free:
                 weights = resident.pinned(module, dtype) if maps else None

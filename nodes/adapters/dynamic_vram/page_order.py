@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
-from . import comfy_aimdo as dynamic_vram
+from . import aimdo
 
 _MOST = 4  # reorderings per model
 _LARGE = 8 << 20  # bytes of a module: a smaller one crosses the bus before the host has launched the next copy
@@ -80,7 +80,7 @@ class PageOrder:
             return False
         self._has_news = False
         wanted = order_of(modules, list(self._blocks.values()), self._unneeded)
-        if wanted == modules or not dynamic_vram.reassign_addresses(wanted):
+        if wanted == modules or not aimdo.reassign_addresses(wanted):
             return False
         self._reordered += 1
         return True
@@ -95,14 +95,14 @@ def order_of(
     outside, last = (0, 0, 0), (2, 0, 0)
     places = dict.fromkeys(unneeded, last)
     for number, block in enumerate(blocks):
-        kept = [each for each in block if each not in unneeded and dynamic_vram.paged_bytes(each) >= _LARGE]
-        left = sum(map(dynamic_vram.paged_bytes, kept))
+        kept = [each for each in block if each not in unneeded and aimdo.paged_bytes(each) >= _LARGE]
+        left = sum(map(aimdo.paged_bytes, kept))
         # The smallest weights come last and are evicted first. Of blocks with equally many bytes left, neighbours are
         # not next to each other.
-        for module in sorted(kept, key=dynamic_vram.paged_bytes, reverse=True):
+        for module in sorted(kept, key=aimdo.paged_bytes, reverse=True):
             place = (1, -left, _reversed_bits(number))
             places[module] = min(place, places.get(module, place))  # two blocks may share a module
-            left -= dynamic_vram.paged_bytes(module)
+            left -= aimdo.paged_bytes(module)
     return sorted(modules, key=lambda module: places.get(module, outside))
 
 

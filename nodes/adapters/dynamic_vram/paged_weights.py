@@ -21,8 +21,8 @@ from ....compile_cache.modules.slots import swapped
 from ....compile_cache.telemetry.stats import Counters
 from ....compile_cache.torch_compat.out_of_memory import is_out_of_memory
 from ....compile_cache.weights import Weights
-from . import comfy_aimdo as dynamic_vram
-from .comfy_aimdo import Serials
+from . import aimdo
+from .aimdo import Serials
 from .page_order import PageOrder
 from .timestep_lookahead import TimestepLookahead
 
@@ -91,12 +91,12 @@ class PagedWeights(Weights):
     def survey(self, modules: Iterable[torch.nn.Module]) -> Hashable:
         """Find the paged modules again. Returns the address and size of each one, on which captures depend."""
         modules = list(modules)
-        self._may_move = not dynamic_vram.has_ranges_of_blocks(modules)
+        self._may_move = not aimdo.has_ranges_of_blocks(modules)
         found: list[tuple[torch.nn.Module, Any]]
-        found = [(module, dynamic_vram.allocation(module)) for module in dynamic_vram.paged(modules)]
+        found = [(module, aimdo.allocation(module)) for module in aimdo.paged(modules)]
         self._allocations = sorted(found, key=lambda each: (id(each[1][0]), *each[1][1:]))
         self._find_ranges()
-        self._in_float32 = dynamic_vram.declared_in_float32([module for module, at in self._allocations])
+        self._in_float32 = aimdo.declared_in_float32([module for module, at in self._allocations])
         self.bytes = sum(each.bytes for each in self._ranges)
         self.order.keep_only(module for module, _ in self._allocations)
         if not self._only_moved:
@@ -146,7 +146,7 @@ class PagedWeights(Weights):
         """True if a paged module lost its pages or has other ones since `survey`: a LoRA may resize its weights."""
         if self._serials is not None:  # nothing was loaded since the last `pin`
             return False
-        return any(dynamic_vram.allocation(module) != at for module, at in self._allocations)
+        return any(aimdo.allocation(module) != at for module, at in self._allocations)
 
     def loaded(self) -> None:
         """ComfyUI loaded the model, perhaps with other LoRAs: check each module at the next `pin`."""
@@ -170,7 +170,7 @@ class PagedWeights(Weights):
         faulted: list[_Range] = []
         serials: list[Serials] = []
         for each in self._ranges:
-            found = dynamic_vram.fault(each.reservation, each.address, each.bytes)
+            found = aimdo.fault(each.reservation, each.address, each.bytes)
             if found is None:
                 _unpin(faulted)
                 return False
@@ -225,18 +225,15 @@ class PagedWeights(Weights):
         """Fill missing and stale modules. Returns False if there was no memory to load a module's pages after all."""
         places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         for each, pages in zip(self._ranges, serials, strict=True):
-            page = dynamic_vram.page_bytes(each.reservation)
-            first = dynamic_vram.offset(each.reservation, each.address) // page
+            page = aimdo.page_bytes(each.reservation)
+            first = aimdo.offset(each.reservation, each.address) // page
             for module in each.modules:
                 if not _is_filled(module, pages, first, page):
                     assert self._fill_module is not None, "a paged model needs a function that fills its pages"
                     self._fill_module(module, torch.float32 if id(module) in self._in_float32 else self.dtype)
                     if not _is_filled(module, pages, first, page):
                         return False
-                places += [
-                    (module._parameters, name, dynamic_vram.as_weight(view))
-                    for name, view in dynamic_vram.views(module)
-                ]
+                places += [(module._parameters, name, aimdo.as_weight(view)) for name, view in aimdo.views(module)]
         self._places = places
         return True
 
@@ -246,11 +243,11 @@ def _is_filled(module: torch.nn.Module, pages: Serials, first: int, page: int) -
 
     pages: serials of a range whose first page has the number `first`. page: bytes per page.
     """
-    filled = dynamic_vram.filled(module)
+    filled = aimdo.filled(module)
     if filled is None:
         return False
-    reservation, address, size = dynamic_vram.allocation(module)  # type: ignore[misc]
-    start = dynamic_vram.offset(reservation, address)
+    reservation, address, size = aimdo.allocation(module)  # type: ignore[misc]
+    start = aimdo.offset(reservation, address)
     begin, end = start // page - first, -(-(start + size) // page) - first
     return filled[: end - begin] == pages[begin:end]
 

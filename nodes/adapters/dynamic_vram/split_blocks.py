@@ -18,7 +18,7 @@ from ....compile_cache.backends.inductor.regions.split_sites import SplitSite, S
 from ....compile_cache.keys import Component
 from ....compile_cache.modules.site import RegionRunner, RegionSite
 from ....compile_cache.torch_compat.flags import torch_flags
-from . import comfy_aimdo as dynamic_vram
+from . import aimdo
 from .paged_weights import PagedWeights
 
 WithWeights = Callable[..., AbstractContextManager[None]]
@@ -48,7 +48,7 @@ class SplitBlocks:
             with self._with_weights(site, like):
                 return self._run(site, *tensors)
         prologue_only = [site.module.get_submodule(name) for name in split.prologue_only]
-        self._weights.mark_unneeded(dynamic_vram.paged(prologue_only))
+        self._weights.mark_unneeded(aimdo.paged(prologue_only))
 
         def compute(several: Sequence[Inputs]) -> list[list[torch.Tensor]]:
             """The prologue's results for each of several times. Its weights are loaded once, without mapping pages."""

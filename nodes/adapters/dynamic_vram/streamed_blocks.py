@@ -12,7 +12,7 @@ import torch
 from ....compile_cache.modules.site import Input, LendingRunner, RegionRunner, RegionSite, take_donated
 from ....compile_cache.modules.slots import swapped
 from ....compile_cache.modules.structure import parts
-from . import comfy_aimdo as dynamic_vram
+from . import aimdo
 from .page_loading import Resident, loaded
 from .paged_weights import PagedWeights
 
@@ -49,7 +49,7 @@ def streamed(run: LendingRunner, weights: PagedWeights) -> RegionRunner:
         """
         modules = [site.module.get_submodule(name) for name in only] or modules_of(site)
         with (
-            loaded(dynamic_vram.paged(modules), like.device, like.dtype, maps, count, resident) as found,
+            loaded(aimdo.paged(modules), like.device, like.dtype, maps, count, resident) as found,
             swapped((module._parameters, name, weight) for module, name, weight in found),
         ):
             yield
@@ -68,7 +68,7 @@ def streamed(run: LendingRunner, weights: PagedWeights) -> RegionRunner:
         weights.lookahead.at_block(times)
         weights.begin_block()
         if not weights.order.knows(site.module):
-            weights.order.streams(site.module, dynamic_vram.paged(modules_of(site)))
+            weights.order.streams(site.module, aimdo.paged(modules_of(site)))
         if times:
             return split().run(site, tensors, times)
         return run(site, *tensors, lend=lambda: with_weights(site, tensors[0]))

@@ -24,7 +24,7 @@ from ....compile_cache.modules.weight_parts import PLAIN, WeightForm, form_of, i
 from ....compile_cache.telemetry.stats import Counters
 from ....compile_cache.torch_compat.private_names import foreach_copy
 from ..comfyui.module_attributes import ATTRIBUTES
-from ..dynamic_vram import comfy_aimdo as dynamic_vram
+from ..dynamic_vram import aimdo
 from ..dynamic_vram.paged_weights import Fill, PagedWeights
 from ..trust import model_code
 from ..trust.trust import is_trusted
@@ -149,7 +149,7 @@ class ModuleState:
 
     def _find_slots(self, modules: Sequence[torch.nn.Module]) -> None:
         """Find the slots of all unpaged weights, and the parts of weights that consist of several tensors."""
-        self._slots = dynamic_vram.slots_outside_pages(modules)
+        self._slots = aimdo.slots_outside_pages(modules)
         self._plain, self._composite = [], []
         for own, name in self._slots:
             weight = own[name]

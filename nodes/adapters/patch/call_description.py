@@ -43,9 +43,9 @@ class CallDescription:
         specs = tuple((name, tensor_spec(tensor)) for name, tensor in zip(self.names, self.tensors, strict=True))
         return Signature(specs, tuple(self.values))
 
-    def block(self, detail: str) -> None:
+    def forbid_capture(self, detail: str) -> None:
         """Forbid a capture. detail: the reason, as a sentence for people; the first reason wins."""
-        self.policy = self.policy.once(BypassReason(BypassCode.OBSERVED_INPUT, detail))
+        self.policy = self.policy.run_once(BypassReason(BypassCode.OBSERVED_INPUT, detail))
 
     def add(self, name: str, value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
         """Describe one argument. Returns a function that rebuilds it from replacements for all tensors of the call.
@@ -55,7 +55,7 @@ class CallDescription:
         try:
             return self._add(name, value)
         except Exception:  # noqa: BLE001 (of the code of a class of anybody's)
-            self.block(f"'{name}' cannot be described")
+            self.forbid_capture(f"'{name}' cannot be described")
             return lambda tensors: value
 
     def _add(self, name: str, value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
@@ -77,7 +77,7 @@ class CallDescription:
             self.values.append((name, len(value)))
             items = [self.add(f"{name}[{i}]", item) for i, item in enumerate(value)]
             return lambda tensors: kind(build(tensors) for build in items)
-        self.block(f"'{name}' is a {type(value).__name__}, which is no input of a graph")
+        self.forbid_capture(f"'{name}' is a {type(value).__name__}, which is no input of a graph")
         return lambda tensors: value
 
     def add_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
@@ -85,21 +85,21 @@ class CallDescription:
         try:
             self._add_options(options, module)
         except Exception:  # noqa: BLE001 (as in `add`)
-            self.block("transformer_options cannot be described")
+            self.forbid_capture("transformer_options cannot be described")
 
     def _add_options(self, options: Mapping[str, Any], module: torch.nn.Module) -> None:
         self.conds = len(options.get(COND_ORDER) or ())
         if COND_ORDER in options and may_read_cond_order(type(module)):
             self.values.append((COND_ORDER, tuple(options[COND_ORDER])))
         if kinds := patches_in(options):
-            self.block(f"another node patches the model ({', '.join(kinds)})")
+            self.forbid_capture(f"another node patches the model ({', '.join(kinds)})")
         unknown = unknown_in(options)
         attention = attention_of(options) if OVERRIDE in unknown else None
         if attention is not None:  # one of core's own functions, whichever node chose it
             self.values.append((OVERRIDE, attention))
             unknown.remove(OVERRIDE)
         if unknown:
-            self.block(f"transformer_options holds '{unknown[0]}', which may differ from call to call")
+            self.forbid_capture(f"transformer_options holds '{unknown[0]}', which may differ from call to call")
 
 
 def tensor_spec(tensor: torch.Tensor) -> TensorSpec:

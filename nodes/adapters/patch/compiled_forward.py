@@ -208,7 +208,7 @@ class CompiledForward(ForwardPatch):
         others = {name: description.add(name, value) for name, value in given.items()}
         passed_on: dict[str, Any] = {}
         if not self.is_known_code:  # it may count steps or depend on earlier calls
-            description.block("another pack put a forward of its own into the model")
+            description.forbid_capture("another pack put a forward of its own into the model")
         if options is not None:
             description.add_options(options, self.module)
             passed_on["transformer_options"] = options

@@ -159,7 +159,11 @@ class ModuleRunner:
     def _policy(self, description: CallDescription) -> CallPolicy:
         """Process-wide checks come first, then the checks of the arguments and of the weights."""
         observed = _forward_bypass()
-        return description.policy.once(self.weights.blocker) if observed is None else description.policy.eager(observed)
+        return (
+            description.policy.run_once(self.weights.blocker)
+            if observed is None
+            else description.policy.eager(observed)
+        )
 
     def _call(self, description: CallDescription, invoke: Invoke, backend: str, begins_run: bool) -> Call:
         return Call(

@@ -11,7 +11,7 @@ from comfy.patcher_extension import WrappersMP
 from ....compile_cache.errors import excerpt
 from ....compile_cache.modules.slots import swapped
 from ..comfyui import core_compiler
-from . import memory
+from . import free_captures
 
 # Whether the conds of one step (cond and uncond) run as one batch or one after the other. Core merges them if 1.5 times
 # its memory estimate is below the free memory (`samplers._calc_cond_batch`), so the batch size may change whenever
@@ -31,7 +31,7 @@ def wrap_sampling(patcher: Any, batching: str, watched: Callable[..., Any]) -> N
         # Some families (MiniMax H3) start core's compiler in `forward`, before the wrappers of the diffusion model and
         # before `_forward`, so only a wrapper around the whole run can switch it off.
         (WrappersMP.OUTER_SAMPLE, "resolute-core-compiler", _without_core_compiler),
-        (WrappersMP.PREPARE_SAMPLING, "resolute-memory", memory.make_room),
+        (WrappersMP.PREPARE_SAMPLING, "resolute-memory", free_captures.make_room),
         (WrappersMP.CALC_COND_BATCH, "resolute-batching", batching_wrapper(batching)),
         (WrappersMP.APPLY_MODEL, "resolute-calls", watched),
     )

@@ -26,8 +26,7 @@ from ....compile_cache.keys import GraphKey, Role, digest
 from ....compile_cache.modules.structure import structure_digest
 from ..comfyui import messages, version
 from ..comfyui.module_attributes import ATTRIBUTES
-from ..dynamic_vram import comfy_aimdo as dynamic_vram
-from ..dynamic_vram import page_loading
+from ..dynamic_vram import aimdo, page_loading
 from ..module_state.module_state import ModuleState
 from ..trust.model_code import MANAGEMENT_MODULES
 from . import collector, store_location, user_settings
@@ -75,7 +74,7 @@ def cache() -> GraphCache:
                 settings=user_settings.variables(),
                 attribute_policy=ATTRIBUTES,
             )
-            _cache = GraphCache(replace(config, spare_bytes=dynamic_vram.headroom()), _available_bytes)
+            _cache = GraphCache(replace(config, spare_bytes=aimdo.headroom()), _available_bytes)
             _cache.after_capture = _show_memory
             _cache.stats.host.prompt_runs = messages.prompt_runs
             choices = None if config.store_folder is None else config.store_folder / "attention"
@@ -85,7 +84,7 @@ def cache() -> GraphCache:
 
 def _available_bytes(device: str) -> int:
     free = free_bytes(device)
-    return free and free + dynamic_vram.resident_bytes(device)
+    return free and free + aimdo.resident_bytes(device)
 
 
 def _show_memory() -> None:

@@ -125,4 +125,5 @@ def is_trusted(kind: type) -> bool:
 
 @functools.cache
 def _trusted() -> frozenset[str]:
+    # These are variables only, not settings of the dialog: a request could write those.
     return CacheConfig.from_environment().trusted

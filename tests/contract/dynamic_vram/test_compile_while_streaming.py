@@ -61,7 +61,7 @@ def paging(
     monkeypatch.setattr(package, "model_management", management)
     for name in ("ops", "model_management"):
         monkeypatch.setitem(sys.modules, f"comfy.{name}", getattr(package, name))
-    for name in ("dynamic_vram.page_loading", "dynamic_vram.comfy_aimdo"):
+    for name in ("dynamic_vram.page_loading", "dynamic_vram.aimdo"):
         monkeypatch.setattr(adapter(name), "comfy", package)
 
 

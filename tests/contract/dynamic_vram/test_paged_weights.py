@@ -122,7 +122,7 @@ class Compiled:
             invoke=self._invoke,
             device="cpu",
             epoch=self.weights.epoch,
-            policy=ANYTHING.once(self.weights.blocker),
+            policy=ANYTHING.run_once(self.weights.blocker),
             weights=self.weights.paged,
         )
 

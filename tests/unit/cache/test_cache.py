@@ -141,12 +141,12 @@ class TestBypasses:
     def test_a_blocked_capture_runs_through_regions_and_leaves_the_others_alone(self, rig: Rig) -> None:
         rig.run()
         with rig.expect({"observed_input": 1}, graph_calls=1, replays=1):
-            rig.run(policy=ANYTHING.once(OBSERVED))
+            rig.run(policy=ANYTHING.run_once(OBSERVED))
             rig.run()
 
     def test_a_reason_is_logged_once(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level("INFO"):
-            rig.run(policy=ANYTHING.once(OBSERVED), times=3)
+            rig.run(policy=ANYTHING.run_once(OBSERVED), times=3)
         assert sum(OBSERVED.detail in message for message in caplog.messages) == 1
 
 

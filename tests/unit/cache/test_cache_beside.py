@@ -163,7 +163,7 @@ class TestRemembering:
         self, kept: CacheConfig, program: Any, module: Module
     ) -> None:
         cache = GraphCache(kept)
-        cache.run(program, module.call(8, policy=ANYTHING.once(OBSERVED)))
+        cache.run(program, module.call(8, policy=ANYTHING.run_once(OBSERVED)))
         assert cache.shapes.models() == []
 
     def test_it_can_be_turned_off(self, kept: CacheConfig, program: Any, module: Module) -> None:

@@ -181,7 +181,7 @@ def test_an_eager_call_pins_nothing(rig: Rig) -> None:
 
 def test_a_call_that_may_not_be_captured_still_runs_with_its_weights_in_place(rig: Rig) -> None:
     with rig.expect({"observed_input": 1}, graph_calls=1):
-        rig.run(policy=ANYTHING.once(OBSERVED))
+        rig.run(policy=ANYTHING.run_once(OBSERVED))
     assert rig.program.in_place == [True]
 
 

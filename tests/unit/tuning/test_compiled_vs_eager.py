@@ -341,7 +341,7 @@ def later(rig: Rig) -> None:
 
 
 def blocked(code: BypassCode) -> dict[str, Any]:
-    return {"policy": ANYTHING.once(BypassReason(code, "why"))}
+    return {"policy": ANYTHING.run_once(BypassReason(code, "why"))}
 
 
 OFF_THE_DEVICE, ONE_CAPTURES = blocked(BypassCode.STREAMED_WEIGHTS), blocked(BypassCode.CAPTURE_FAILED)

@@ -18,7 +18,7 @@ from ..lower.tracing import Shapes, static_sizes
 from .region import DeferredCompiler, Region, RegionCall
 from .table import RegionTable, why_failed
 
-# The most comparisons of a call that does not wait: while regions lack code, and if no comparisons remain afterwards.
+# The most comparisons in a call that does not wait: 4 while regions lack code, 10 if these finish the job.
 MOST_COMPARED, MOST_AT_ONCE = 4, 10
 
 
