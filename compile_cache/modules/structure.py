@@ -28,10 +28,13 @@ _NO_SETTINGS = TORCH_OWN | HOOKED
 
 @dataclasses.dataclass(slots=True)
 class Memo:
-    """Digests by id(module), and the names of classes, for one survey of a model that does not change during it."""
+    """Digests by id(module), the names of classes, and whether their code reads `training` (core puts a UNet in
+    evaluation mode, and leaves a ControlNet in training mode), for one survey of an unchanging model.
+    """
 
     digests: dict[int, str] = dataclasses.field(default_factory=dict)
     names: dict[type, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    reads_mode: dict[type, bool] = dataclasses.field(default_factory=dict)
 
 
 def parts(module: torch.nn.Module, without: Sequence[str] = ()) -> list[tuple[str, torch.nn.Module]]:
@@ -85,7 +88,13 @@ def _digest(
         for name, child in (module._modules.items() if module._modules else ())
         if child is not None and name not in without
     ]
-    own = sorted([each for each in settings(module, is_root, policy) if each[0] not in ignored])  # no name occurs twice
+    if kind not in memo.reads_mode:
+        memo.reads_mode[kind] = "training" in names_in(code_of({kind}))
+    has_mode = memo.reads_mode[kind] and not (kind is torch.nn.Dropout and module.p == 0)
+    left_out = ignored if has_mode else {*ignored, "training"}
+    own = sorted(
+        [each for each in settings(module, is_root, policy) if each[0] not in left_out]
+    )  # no name occurs twice
     result = repr_digest((*memo.names[kind], tuple(weights), tuple(own), hooks, tuple(children)))
     if not is_root:
         memo.digests[id(module)] = result

@@ -34,7 +34,7 @@ def test_a_user_speeds_up_a_workflow_in_five_steps(page: FrontEnd, screenshots: 
     page.renderer(vue)
     page.fit_view()
     steps = Steps()
-    page.add_by_search("faster", "Compile Model")
+    page.add_by_search("speed up", "Compile Model")
     steps.did('double-clicked the canvas, typed "faster", pressed Enter')
     page.connect("Load Checkpoint", "MODEL", "Compile Model", "model")
     page.connect("Compile Model", "MODEL", "KSampler", "model")

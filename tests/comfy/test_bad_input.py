@@ -174,7 +174,10 @@ def test_latents_of_nan_stay_nan_and_the_next_prompt_works(
     spoilt = prompt | {"latent": node("LoadLatent", latent="no-numbers.latent")}
     for run in (bench.run(spoilt), bench.run(compiled(spoilt))):
         assert numpy.isnan(run.latents[0]).all()
-    assert (run.rise["region_compiles"] > 0) == (model == "new")
+    if model == "new":  # no comparison of such values shows anything, so its code is not compared, and does not run
+        assert run.rise["region_compiles"] == run.rise["region_calls"] == 0
+        run = bench.run(compiled(prompt))
+        assert run.rise["region_compiles"] > 0
     assert_through_regions(run, STEPS)
     assert_the_next_prompt_is_right(bench, prompt, next(seeds))
 

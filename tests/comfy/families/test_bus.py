@@ -80,8 +80,9 @@ class Machine:
         monkeypatch.setattr(pinned, "pin_memory", lambda *given, **named: None)
         self.loaded = loading.loaded
 
-    def run(self, site: Any, *tensors: torch.Tensor) -> torch.Tensor:
-        self.computed.append(self.gpu.run(self.current, self._compute))
+    def run(self, site: Any, *tensors: torch.Tensor, lend: Any = None) -> torch.Tensor:
+        with lend() if lend is not None else contextlib.nullcontext():
+            self.computed.append(self.gpu.run(self.current, self._compute))
         return tensors[0]
 
     def step(self, core: SimpleNamespace) -> float:

@@ -148,8 +148,8 @@ def test_a_part_that_waits_says_when_code_comes_until_its_run_ends_and_the_badge
 @pytest.mark.parametrize(
     ("looks", "ends", "badge"),  # regions in the queue, and how many looks come after the prompt's end
     [
-        # The model's, then the decoder's too.
-        ([6, 6, 15, 14, 3, 0], 1, ["0 of 15 in about 90 s", "1 of 15 in about 80 s", "12 of 15 in about 20 s"]),
+        # The model's, then the decoder's too: the text is the same, the number that is left is not.
+        ([6, 6, 15, 14, 3, 0], 1, [*["0 of 15 in about 90 s"] * 2, "1 of 15 in about 80 s", "12 of 15 in about 20 s"]),
         ([6, 6, 5, 0], 2, ["0 of 15 in about 90 s", "1 of 6 in about 30 s"]),  # cancelled before it decodes
     ],
 )

@@ -117,7 +117,7 @@ class Block(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.drop = torch.nn.Linear(4, 4), torch.nn.Dropout(0.0)
+        self.first, self.drop = torch.nn.Linear(4, 4), torch.nn.Dropout(0.1)
         self.settings, self.own, self.table, self.memory = Settings(), adding(2.0), {"a": [1.0]}, {}
         self.bound, self.rebind = rebinding(2.0)
         self.method = self.settings.__call__

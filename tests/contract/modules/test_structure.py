@@ -270,3 +270,24 @@ class TestRulesOfComfyUI:
 
     def test_a_setting_counts(self, digest: Any) -> None:
         assert digest(block(scale=2)) != digest(block())
+
+
+class ReadsMode(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if self.training else x
+
+
+@pytest.mark.parametrize(
+    ("make", "counts"),
+    [
+        (lambda: Block(plain=1), False),
+        (lambda: Block(drop=nn.Dropout(0.0)), False),
+        (lambda: Block(drop=nn.Dropout(0.1)), True),
+        (lambda: Block(norm=nn.BatchNorm1d(4)), True),
+        (ReadsMode, True),
+    ],
+)
+def test_training_mode_counts_where_the_code_reads_it(make: Callable[[], nn.Module], counts: bool) -> None:
+    """Core leaves ControlNets in it, and they share the blocks of a UNet, which is not."""
+    modes = [structure_digest(seeded(make).train(mode)) for mode in (False, True)]
+    assert (modes[0] != modes[1]) == counts
