@@ -70,8 +70,10 @@ class ModuleState:
         self._reaches = model_code.reaches()
         self._trusted = trusted
         self._values: dict[str, object] = {}
-        # A changed value gets a new number as its version. A version above `epoch` begins a new epoch.
+        # A changed value gets a new number as its version. A version above `epoch` begins a new epoch. Values that are
+        # again those at the epoch's begin get their versions back: an unloaded model looks different to `look`.
         self.versions = dict.fromkeys(("addresses", "settings", "code"), 0)
+        self._at_epoch: dict[str, tuple[object, int]] = {}
         self.epoch = 0
         self.blocker: BypassReason | None = None
         self.paged = PagedWeights(fill, unsupported, counters)
@@ -109,6 +111,7 @@ class ModuleState:
         self._note(addresses=addresses)
         if max(self.versions.values()) > self.epoch or self.change():
             self.epoch, self._snapshot = next(_numbers), snapshot
+            self._at_epoch = {name: (self._values[name], version) for name, version in self.versions.items()}
             # An undeclared pack's classes are in no region.
             snapshot.watch(modules, self._reaches.of(filter(is_trusted, kinds)))
             host = self._host if self.paged.pages else None
@@ -133,8 +136,10 @@ class ModuleState:
         return snapshot, kinds, reach
 
     def _note(self, **values: object) -> None:
-        changed = [name for name, value in values.items() if value != self._values.get(name)]
-        self.versions.update({name: next(_numbers) for name in changed})
+        for name, value in values.items():
+            if value != self._values.get(name):
+                before, version = self._at_epoch.get(name, (None, 0))
+                self.versions[name] = version if version and value == before else next(_numbers)
         self._values.update(values)
 
     def change(self) -> str:

@@ -185,6 +185,18 @@ def test_a_look_between_two_runs_leaves_the_epoch_and_the_next_run_begins_one(
     assert (watched.epoch > before, watched.versions["settings"]) == (True, settings)
 
 
+def test_a_look_at_a_state_that_is_gone_at_the_next_run_begins_no_epoch(watched: Any, module: Module) -> None:
+    """As at a model that ComfyUI unloaded: its weights have the dtype of the file until it is loaded again."""
+    watched.refresh(inspect_modules=True)
+    before = watched.epoch, dict(watched.versions)
+    module.first.unloaded = True
+    watched.look()
+    assert watched.versions != before[1]
+    del module.first.unloaded
+    watched.refresh(inspect_modules=True)
+    assert (watched.epoch, watched.versions) == before
+
+
 @pytest.mark.parametrize("inspect_modules", [False, True])
 def test_without_a_change_the_epoch_stays(watched: Any, module: Module, inspect_modules: bool) -> None:
     before = watched.epoch
