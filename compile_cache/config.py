@@ -30,8 +30,8 @@ class CacheConfig:
     remember: also store the shapes that each model was used with, and preload their regions after a restart.
     workers: number of processes that compile regions. None: as many as fit in memory. 0: this process compiles.
     source: digest of the code that makes regions. Regions from other code are not used.
-    application: name and version of the application. After a change, calls are compared again, and shapes from before
-        are not known to be ready.
+    application: name of the application and a digest of its source. After a change, stored regions and calls are
+        compared again, and shapes from before are not known to be ready.
     trusted: code of other packs that may be compiled and captured: "module.Class" for a class of a model, and
         "name@version:digest" for a whole pack, with a digest of its Python source.
     management_modules: modules whose functions move memory and compute nothing, and full names of such functions;

@@ -74,7 +74,7 @@ class CapturePolicy:
         folder = config.store_folder if config.remember else None
         self._gpu_bound = Tuner[str, float](
             "calls that gain nothing from a capture", str, float, folder and folder / "captures",
-            lambda device: (*machine_of(device), *host(), config.source, str(LEAST_HOST_SHARE)),
+            lambda device: (*machine_of(device), *host(), config.source, config.application, str(LEAST_HOST_SHARE)),
         )  # fmt: skip
 
     def _state(self, key: CaptureKey) -> CallState:

@@ -71,9 +71,14 @@ class _Header:
 class ArtifactStore:
     """The artifacts of one environment. Safe for several processes and threads."""
 
-    def __init__(self, folder: Path, environment: EnvironmentFingerprint, limit_bytes: int) -> None:
-        """Make the folder. Raises StoreError if that fails, or if other users can write to it or replace it."""
-        self.environment = environment
+    def __init__(
+        self, folder: Path, environment: EnvironmentFingerprint, limit_bytes: int, application: str = ""
+    ) -> None:
+        """Make the folder. Raises StoreError if that fails, or if other users can write to it or replace it.
+
+        application: see `CacheConfig`. Code that no call of it compared is compared before its first use.
+        """
+        self.environment, self.application = environment, application
         self._root = folder
         self._folder = folder / environment.digest()[:DIGEST_CHARS]
         self._limit = limit_bytes

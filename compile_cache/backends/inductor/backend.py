@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -187,7 +186,7 @@ class InductorBackend(Backend):
             _warn_once(f"the environment of compiled code is unknown, so none is kept: {first_line(error)}")
             logger.debug("Resolute: why", exc_info=True)
             return None
-        store = self._stores.get(environment) or _open_store(config.store_folder, environment, config.store_bytes)
+        store = self._stores.get(environment) or _open_store(config, environment)
         self._stores[environment] = store  # None is retried: the folder may be usable later
         self._latest = store or self._latest
         return store
@@ -202,9 +201,10 @@ def _names(store: ArtifactStore | None) -> list[str]:
         return []
 
 
-def _open_store(folder: Path, environment: EnvironmentFingerprint, limit: int) -> ArtifactStore | None:
+def _open_store(config: CacheConfig, environment: EnvironmentFingerprint) -> ArtifactStore | None:
+    assert config.store_folder is not None
     try:
-        return ArtifactStore(folder, environment, limit)
+        return ArtifactStore(config.store_folder, environment, config.store_bytes, config.application)
     except Exception as error:
         _warn_once(f"{error}. Regions are compiled again after a restart")
         logger.debug("Resolute: why", exc_info=None if isinstance(error, StoreError) else error)

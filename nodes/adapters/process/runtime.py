@@ -24,7 +24,7 @@ from ....compile_cache.cache.graph_cache import GraphCache
 from ....compile_cache.config import CacheConfig
 from ....compile_cache.keys import GraphKey, Role, digest
 from ....compile_cache.modules.structure import structure_digest
-from ..comfyui import messages, version
+from ..comfyui import messages
 from ..comfyui.module_attributes import ATTRIBUTES
 from ..dynamic_vram import aimdo, page_loading
 from ..module_state.module_state import ModuleState
@@ -69,7 +69,7 @@ def cache() -> GraphCache:
                 device_bytes=int(comfy.model_management.get_total_memory(device())),
                 store_folder=store_location.folder(),
                 source=store_location.source(),
-                application=f"ComfyUI {version.of_comfyui()}",
+                application=store_location.application(),
                 management_modules=MANAGEMENT_MODULES,
                 settings=user_settings.variables(),
                 attribute_policy=ATTRIBUTES,

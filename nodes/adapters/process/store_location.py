@@ -1,10 +1,11 @@
-"""Where compiled regions are stored, and a digest of our code that makes them."""
+"""Where compiled regions are stored, and digests of our code that makes them and of ComfyUI's that they are made of."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
+import comfy
 import folder_paths
 
 from ....compile_cache.packages import version_of
@@ -22,6 +23,15 @@ _PACKAGES = ("comfy-kitchen",)
 def folder() -> Path:
     """A folder in ComfyUI's system user directory, which no HTTP route reads or writes."""
     return Path(folder_paths.get_system_user_directory("resolute")) / "regions"
+
+
+def application() -> str:
+    """ "ComfyUI" and a digest of its source, 16 hexadecimal digits. Another one compares stored regions before use."""
+    digest = hashlib.sha256()
+    # ComfyUI's folder may be listed more than once: its database adds "." to sys.path.
+    for root in sorted({Path(path).resolve() for path in comfy.__path__}):
+        add_source(digest, root, root.rglob("*.py"))
+    return f"ComfyUI {digest.hexdigest()[:16]}"
 
 
 def source() -> str:

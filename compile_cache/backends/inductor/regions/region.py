@@ -26,7 +26,9 @@ from .numerics_check import difference_from_original
 logger = logging.getLogger(__name__)
 
 _MOST_SHAPES = 1024  # combinations of shapes that a region remembers
-_UNVERIFIED = "unverified"  # in `Artifact.about`: no call has compared the code yet
+# In `Artifact.about`: the latest applications in which a call compared the code. A key has the code that a block
+# reaches by its names. An application whose source differs may differ in more, so it compares the code again.
+_COMPARED_IN, _MOST_APPLICATIONS = "compared_in", 8
 
 # Traces run without autocast, so compiled code does not cast as autocast does.
 AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run eagerly inside it")
@@ -106,21 +108,19 @@ class Region:
         self.unverified[compiled] = _Unverified(artifact)
 
     def add_made(self, artifact: Artifact, compiled: CompiledRegion, store: ArtifactStore | None) -> None:
-        """Add a worker's artifact. It is stored at once, marked unverified, because this process may end before a call
-        compares it. compiled: the artifact's unpacked code.
+        """Add a worker's artifact. It is stored at once, because this process may end before a call compares it.
+        compiled: the artifact's unpacked code.
         """
-        marked = replace(artifact, about={**artifact.about, _UNVERIFIED: True})
-        is_kept = store is not None and self.keep(store, lambda: marked)
-        self._add_unverified(compiled, artifact, marked.name if is_kept else "")
+        is_kept = store is not None and self.keep(store, lambda: artifact)
+        self._add_unverified(compiled, artifact, artifact.name if is_kept else "")
 
     def _add_unverified(
         self, compiled: CompiledRegion, artifact: Artifact, stored: str, is_loaded: bool = False
     ) -> None:
-        # Store the worker's artifact later, not the unpacked code, which lacks the shared libraries.
-        about = {name: value for name, value in artifact.about.items() if name != _UNVERIFIED}
         self.compiled.append(compiled)
+        # Store the artifact again later, not the unpacked code, which lacks the shared libraries.
         self.unverified[compiled] = _Unverified(
-            lambda: replace(artifact, about={**about, **measured(compiled)}), stored, True, is_loaded
+            lambda: replace(artifact, about={**artifact.about, **measured(compiled)}), stored, True, is_loaded
         )
 
     def load(self, store: ArtifactStore) -> int:
@@ -135,10 +135,10 @@ class Region:
             for artifact in store.load(self.key, frozenset(self.stored)):
                 try:
                     compiled = unpack(artifact)
-                    if _UNVERIFIED in artifact.about:
-                        self._add_unverified(compiled, artifact, artifact.name, is_loaded=True)
-                    else:
+                    if store.application in artifact.about.get(_COMPARED_IN, ()):
                         self.compiled.append(compiled)
+                    else:
+                        self._add_unverified(compiled, artifact, artifact.name, is_loaded=True)
                     loaded += 1
                 except InvalidArtifactError as error:
                     store.discard(artifact.name, str(error))
@@ -261,13 +261,20 @@ def validate(call: RegionCall, compiled: CompiledRegion) -> bool:
     del region.unverified[compiled]
     if allowed:
         call.stats.counters.region_compiles += not unverified.is_loaded
-        is_known = call.store is not None and region.keep(call.store, unverified.artifact)
+        is_known = (store := call.store) is not None and region.keep(
+            store, lambda: _compared(unverified.artifact(), store.application)
+        )
     else:
         region.compiled.remove(compiled)
         is_known = compiled.guards.check(call.sizes)[0] is not Verdict.BROKEN  # else it may be right at other sizes
     if call.store is not None and unverified.stored and is_known:
         call.store.remove(unverified.stored)
     return allowed
+
+
+def _compared(artifact: Artifact, application: str) -> Artifact:
+    others = [each for each in artifact.about.get(_COMPARED_IN, ()) if each != application]
+    return replace(artifact, about={**artifact.about, _COMPARED_IN: [*others, application][-_MOST_APPLICATIONS:]})
 
 
 def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:

@@ -28,7 +28,7 @@ from compile_cache.store.artifact_store import Artifact, ArtifactStore, InvalidA
 from compile_cache.torch_compat.flags import torch_flags
 
 from .....programs import run_python
-from ....rig import TOLERANCE, Bound, Convolution, Model, Rig, inputs, seeded
+from ....rig import TOLERANCE, Block, Bound, Convolution, Model, Rig, inputs, seeded, tokens
 
 SIZES = [(1, 8, 8, 7), (17, 8, 8, 7), (2, 33, 25, 154), (1, 1, 1, 1), (3, 17, 9, 5)]
 CPU = torch.device("cpu")
@@ -102,6 +102,48 @@ def test_the_next_process_loads_and_compiles_nothing(kept: Path) -> None:
     with rig.expect(region_calls=4 * len(SIZES), graph_calls=len(SIZES), verifications=ANY):
         check_sizes(bound)
     assert bound.program.regions == (2, 2)
+
+
+def test_another_application_compares_once_what_it_loads(copied: Path) -> None:
+    for application, compared in (("new", 2), ("new", 0), ("", 0), ("newer", 2), ("new", 0)):
+        rig = process(copied, application=application)
+        with rig.expect(region_loads=2, region_calls=4, graph_calls=1, verifications=compared):
+            assert rig.bind(seeded(Model)).error(*inputs()) <= TOLERANCE
+        assert len(store_of(copied).names()) == 2
+
+
+class Turn:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+
+turn = Turn()
+
+
+class Turning(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return turn(self.linear(x)) + x
+
+
+def test_code_that_is_wrong_in_another_application_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update changed code that no key sees: that of the class of an object that the block calls by its name."""
+
+    def error(**config: str) -> float:
+        return rig_of(**config).bind(seeded(lambda: nn.Sequential(Turning()))).error(tokens())
+
+    def rig_of(**config: str) -> Rig:
+        rigs.append(process(tmp_path / "store", **config))
+        return rigs[-1]
+
+    rigs: list[Rig] = []
+    assert error() <= TOLERANCE
+    monkeypatch.setattr(Turn, "__call__", lambda self, x: 2 * x)
+    assert error() > TOLERANCE  # the same application does not look again
+    assert error(application="new") <= TOLERANCE
+    assert error(application="new") <= TOLERANCE
+    assert [rig.cache.stats.counters.region_compiles for rig in rigs] == [1, 0, 1, 0]
 
 
 # Loads a region of `folder` in a process. Prints whether its instructions were taken, whether they are those in use,
