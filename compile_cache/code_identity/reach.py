@@ -237,10 +237,11 @@ class Space:
         return self._uses.get(name, _NONE)
 
     def classes(self, named: Collection[str]) -> list[type]:
-        """Return the classes of the same package that these names refer to here. Their own names may differ."""
+        """Return the classes of the same package that these names refer to here, or whose instances they refer to."""
         held, package = self.holder, package_of(self.name)
-        found = [held[name] for name in held.keys() & named if isinstance(held[name], type)]
-        return [kind for kind in found if package_of(kind.__module__) == package]
+        values = [held[name] for name in held.keys() & named]
+        kinds = dict.fromkeys(value if isinstance(value, type) else type(value) for value in values)
+        return [kind for kind in kinds if package_of(kind.__module__) == package]
 
     def matters(self, name: str, named: Collection[str] | None) -> bool:
         """True if code with these names (None: any) can reach this name here. A class's methods may run unnamed."""

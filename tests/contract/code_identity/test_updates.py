@@ -22,7 +22,7 @@ from .layers import Gate
 
 class Block(torch.nn.Module):
     def forward(self, x):
-        x = memory.cast(x + 1)
+        x = memory.cast(rope.scale(x + 1))
         return Gate()(rope.turned(x))
 """,
     "layers.py": """
@@ -50,6 +50,15 @@ def turned(x):
 
 def unreached(x):
     return x
+
+def factor(x):
+    return x * 4
+
+class Scale:
+    def __call__(self, x):
+        return factor(x)
+
+scale = Scale()
 """,
     "memory.py": """
 def cast(x):
@@ -65,6 +74,8 @@ COUNTS = {
     "a class that it names": ("layers.py", "self.gated(x)", "self.gated(x) + 1"),
     "a base of a class that it names": ("bases.py", "slope(x) * 2", "slope(x)"),
     "what that base calls": ("bases.py", "x * 3", "x * 5"),
+    "the class of an object that it calls": ("rope.py", "return factor(x)", "return factor(-x)"),
+    "what that class calls": ("rope.py", "x * 4", "x * 6"),
     "a function that it calls in a file that is left out": ("memory.py", "x.float()", "x.half()"),
 }
 COUNTS_NOT = {
