@@ -4,9 +4,9 @@ Packs assign to `comfy.ldm.modules.attention.optimized_attention` or `torch.nn.f
 to replace the function for everybody, replace a method of one of core's classes, or run changed source in core's own
 module. No such change touches a module of the model, so nothing else here would notice it.
 
-Bytecode is not followed. All names count in the Python modules of the classes, in the modules of the same package or of
-core that these import, in the classes themselves, and in torch's three namespaces of functions. So the key of a region
-needs no hash of core's files.
+Bytecode is not followed. All names count in the Python modules of the classes, in the modules of the same package that
+these import, in the classes themselves, and in torch's three namespaces of functions. Code that is reached in another
+way is in no digest: where the application's source changed, stored code is compared anew before its first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..keys import repr_digest
-from .authors import WRAPPING, codes_of, is_foreign, is_generated
+from .authors import codes_of, is_foreign, is_generated
 from .content import code_digest, described
 from .functions import bases_of, functions_in, names_behind, names_left_behind, names_used, names_written_into
 from .insides import NAMESPACES, WRITTEN, Insides
@@ -106,8 +106,7 @@ class Spaces:
 
     def around(self, kinds: Iterable[type]) -> tuple[list[Space], set[str], set[CodeType]]:
         """Return the spaces of these classes and their bases; of their Python modules and the modules that these import
-        from the same package or core, with the classes in them that are named, and the bases of these; and of torch's
-        functions.
+        from the same package, with the classes in them that are named and their bases; and of torch's functions.
 
         Also returns the names by which their code can reach values: names in the code, and in the values of such names.
         The third value is the code in the files that are left out.
@@ -216,15 +215,15 @@ class Space:
         return not name.startswith("_") if self._may_grow else not name.startswith("__") or callable(value)
 
     def followed(self) -> list[ModuleType]:
-        """Return the modules of the same package or of core that this one imports, or from which it imports names."""
-        packages, held = {package_of(self.name), *WRAPPING} - NATIVE, self.holder
+        """Return the modules of the same package that this one imports, or from which it imports names."""
+        package, held = package_of(self.name), self.holder
         names = set[str]().union(*map(names_used, codes_of(self._owner())))
         found: dict[ModuleType, None] = {}
         waiting = [held[name] for name in names & held.keys()]
         while waiting:
             value = waiting.pop()
             place = value if isinstance(value, ModuleType) else sys.modules.get(module_of(value))
-            if place is None or place in found or package_of(place.__name__) not in packages:
+            if place is None or place in found or package_of(place.__name__) != package:
                 continue
             found[place] = None
             if hasattr(place, "__path__"):  # a package contains its imported modules

@@ -15,7 +15,7 @@ from .trust import why_foreign
 
 # Functions of these modules, and these functions, move memory, choose devices, read files and show progress. Packs
 # replace some of them for their own memory management, and core sets callbacks there for each prompt. Neither changes
-# the results of a model.
+# the results of a model: `cast_modules_with_vbar` fills pages with the weights that a call would have cast.
 MANAGEMENT_MODULES = frozenset(
     {
         "comfy.memory_management", "comfy.model_management", "comfy.model_prefetch",
