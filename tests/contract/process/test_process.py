@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,53 @@ def test_only_collections_of_all_objects_become_rare(
     gc.set_threshold(*before)  # a fixture of all tests sets it back
     adapter("process.collector").make_full_collections_rare()
     assert gc.get_threshold() == after
+
+
+# The digest of ComfyUI's source: of what the code says, not of how it is found. Another one compares stored code anew.
+
+
+@pytest.fixture
+def core(comfy: None, tmp_path: Path) -> Path:
+    """A package `comfy` with one file, in the folder where ComfyUI is started."""
+    folder = tmp_path / "comfy"
+    folder.mkdir()
+    (folder / "ops.py").write_text("one = 1\n", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def application(
+    adapter: Callable[[str], ModuleType], core: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """`application(path, ...)`: the digest where Python found the package at these paths."""
+    monkeypatch.chdir(core.parent)
+    location = adapter("process.store_location")
+
+    def digest(*paths: str) -> str:
+        monkeypatch.setattr(sys.modules["comfy"], "__path__", list(paths))
+        monkeypatch.setattr(location, "comfy", sys.modules["comfy"])
+        return str(location.application())
+
+    return digest
+
+
+def test_a_folder_that_is_found_twice_counts_once(application: Callable[..., str], core: Path) -> None:
+    # ComfyUI's database puts "." in front of sys.path: twice in the start that makes it, once in later ones.
+    once = application(str(core))
+    assert application(str(core), "./comfy", "./comfy") == application("./comfy") == once
+
+
+def test_other_code_is_another_application(application: Callable[..., str], core: Path) -> None:
+    before = application(str(core))
+    (core / "ops.py").write_text("one = 2\n", "utf-8")
+    assert application(str(core)) != before
+
+
+def test_the_order_in_which_folders_are_found_does_not_count(application: Callable[..., str], core: Path) -> None:
+    other = core.parent / "elsewhere" / "comfy"
+    other.mkdir(parents=True)
+    (other / "more.py").write_text("two = 2\n", "utf-8")
+    assert application(str(core), str(other)) == application(str(other), str(core)) != application(str(core))
 
 
 # Settings of ComfyUI's dialog become variables; a value that the dialog does not offer counts for nothing.
