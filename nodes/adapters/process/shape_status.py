@@ -95,7 +95,9 @@ def _captured(cache: GraphCache) -> list[dict[str, Any]]:
 
 
 def line(model: Model, cache: GraphCache, device: torch.device) -> str:
-    """The log line at startup: "18 regions are there for 9 sizes of SDXL, 0 compiles expected"."""
+    """The log line at startup: "18 regions are there for 9 sizes of SDXL, 0 compiles expected". After an update of
+    ComfyUI nobody knows yet which blocks it changed.
+    """
     located = locate(model.graphs, cache, device)
     regions = sum(len(found.in_memory) + len(found.on_disk) for found in located.values())
     missing = sum(len(found.missing) for found in located.values())
@@ -104,7 +106,9 @@ def line(model: Model, cache: GraphCache, device: torch.device) -> str:
         for graph in model.graphs
         if _readiness(graph, located, device) != UNKNOWN
     }
-    return f"{regions} regions are there for {len(sizes)} sizes of {model.name}, {missing} compiles expected"
+    is_other = any(graph.application != cache.config.application for graph in model.graphs)
+    expected = f"at most {missing} compiles expected in this ComfyUI" if is_other else f"{missing} compiles expected"
+    return f"{regions} regions are there for {len(sizes)} sizes of {model.name}, {expected}"
 
 
 def _readiness(graph: UsedShape, located: Mapping[str, Located], device: torch.device) -> str:

@@ -26,8 +26,15 @@ from ....torch_compat.out_of_memory import is_out_of_memory
 from ..lower.compiled_region import CompiledRegion
 from ..lower.tracing import in_region_format
 from .miss_path import MOST_COMPARED, MissingCodes, MissPath, MissPolicy
-from .region import AUTOCAST, WRITES_TO_COPY, DeferredCompiler, Region, region_key
+from .region import DeferredCompiler, Region, region_key
 from .table import RegionTable
+
+# Traces run without autocast, so compiled code does not cast as autocast does.
+_AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run eagerly inside it")
+
+_WRITES_TO_COPY = BypassReason(
+    BypassCode.OBSERVED_INPUT, "a block writes into an input that is not contiguous; such a block runs eagerly"
+)
 
 
 @dataclass(eq=False)
@@ -189,7 +196,7 @@ class RegionBinding:
         if found is None:
             found = self.misses.resolve(region, site, weights, inputs, shapes)
         if isinstance(found, CompiledRegion) and any(inputs[index] is not tensors[index] for index in found.written):
-            found = WRITES_TO_COPY
+            found = _WRITES_TO_COPY
         if not isinstance(found, CompiledRegion):
             return self._run_original(site, tensors, found)
         device = inputs[0].device
@@ -228,7 +235,7 @@ class RegionBinding:
             return bound.refused
         dtype, device = tensors[0].dtype, tensors[0].device
         if autocast_state(device.type) != "off":
-            return AUTOCAST
+            return _AUTOCAST
         form = (dtype, weight_forms(bound.slots), *[(weight.dtype, weight.device) for weight in weights])
         if form not in bound.cast_patterns:
             bound.cast_patterns[form] = cast_pattern(bound.casting, bound.slots, dtype, device, self._policy)

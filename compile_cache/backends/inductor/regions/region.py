@@ -30,13 +30,6 @@ _MOST_SHAPES = 1024  # combinations of shapes that a region remembers
 # reaches by its names. An application whose source differs may differ in more, so it compares the code again.
 _COMPARED_IN, _MOST_APPLICATIONS = "compared_in", 8
 
-# Traces run without autocast, so compiled code does not cast as autocast does.
-AUTOCAST = BypassReason(BypassCode.OBSERVED_INPUT, "another pack turned autocast on; blocks run eagerly inside it")
-
-WRITES_TO_COPY = BypassReason(
-    BypassCode.OBSERVED_INPUT, "a block writes into an input that is not contiguous; such a block runs eagerly"
-)
-
 
 def region_key(
     site: RegionSite,
@@ -60,12 +53,14 @@ def region_key(
 class _Unverified:
     """Code that no comparison has confirmed yet. artifact: makes the artifact to store after it. stored: name of the
     unverified artifact in the store, or empty. is_made: a worker compiled it. is_loaded: it came from the store.
+    was_compared: another application confirmed it, and may use it again.
     """
 
     artifact: Callable[[], Artifact]
     stored: str = ""
     is_made: bool = False
     is_loaded: bool = False
+    was_compared: bool = False
 
 
 @dataclass(eq=False)
@@ -117,11 +112,11 @@ class Region:
     def _add_unverified(
         self, compiled: CompiledRegion, artifact: Artifact, stored: str, is_loaded: bool = False
     ) -> None:
+        def make() -> Artifact:  # not of the unpacked code, which lacks the shared libraries
+            return replace(artifact, about={**artifact.about, **measured(compiled)})
+
         self.compiled.append(compiled)
-        # Store the artifact again later, not the unpacked code, which lacks the shared libraries.
-        self.unverified[compiled] = _Unverified(
-            lambda: replace(artifact, about={**artifact.about, **measured(compiled)}), stored, True, is_loaded
-        )
+        self.unverified[compiled] = _Unverified(make, stored, True, is_loaded, _COMPARED_IN in artifact.about)
 
     def load(self, store: ArtifactStore) -> int:
         """Load stored artifacts that are not in memory yet. Returns their number. Discards invalid artifacts.
@@ -258,6 +253,9 @@ def validate(call: RegionCall, compiled: CompiledRegion) -> bool:
     allowed = _allowed(call, compiled, call.verify or unverified is not None)
     if unverified is None:
         return allowed
+    verdict = compiled.guards.check(call.sizes)[0]
+    if not allowed and unverified.was_compared and verdict is not Verdict.HOLDS:
+        return False  # it may be right at other sizes
     del region.unverified[compiled]
     if allowed:
         call.stats.counters.region_compiles += not unverified.is_loaded
@@ -266,7 +264,8 @@ def validate(call: RegionCall, compiled: CompiledRegion) -> bool:
         )
     else:
         region.compiled.remove(compiled)
-        is_known = compiled.guards.check(call.sizes)[0] is not Verdict.BROKEN  # else it may be right at other sizes
+        # Else it may be right at other sizes, or in the other application.
+        is_known = verdict is not Verdict.BROKEN and not unverified.was_compared
     if call.store is not None and unverified.stored and is_known:
         call.store.remove(unverified.stored)
     return allowed

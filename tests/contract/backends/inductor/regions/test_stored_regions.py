@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -112,23 +113,20 @@ def test_another_application_compares_once_what_it_loads(copied: Path) -> None:
         assert len(store_of(copied).names()) == 2
 
 
-class Turn:
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return -x
-
-
-turn = Turn()
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return -x
 
 
 class Turning(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turn = vars(sys.modules[__name__])["turned"]  # not by name, so no key has its code
         return turn(self.linear(x)) + x
 
 
 def test_code_that_is_wrong_in_another_application_is_compiled_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update changed code that no key sees: that of the class of an object that the block calls by its name."""
+    """An update changed code that no key sees."""
 
     def error(**config: str) -> float:
         return rig_of(**config).bind(seeded(lambda: nn.Sequential(Turning()))).error(tokens())
@@ -139,11 +137,28 @@ def test_code_that_is_wrong_in_another_application_is_compiled_anew(
 
     rigs: list[Rig] = []
     assert error() <= TOLERANCE
-    monkeypatch.setattr(Turn, "__call__", lambda self, x: 2 * x)
+    monkeypatch.setattr(sys.modules[__name__], "turned", lambda x: 2 * x)
     assert error() > TOLERANCE  # the same application does not look again
     assert error(application="new") <= TOLERANCE
     assert error(application="new") <= TOLERANCE
-    assert [rig.cache.stats.counters.region_compiles for rig in rigs] == [1, 0, 1, 0]
+    monkeypatch.undo()
+    assert error() <= TOLERANCE  # the other application did not remove what is right here
+    assert [rig.cache.stats.counters.region_compiles for rig in rigs] == [1, 0, 1, 0, 0]
+
+
+class Branching(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + (1 if x.shape[1] > 8 else 2)
+
+
+def test_another_application_keeps_code_whose_guards_exclude_its_first_sizes(tmp_path: Path) -> None:
+    assert process(tmp_path / "store").bind(seeded(lambda: nn.Sequential(Branching()))).error(tokens(5)) <= TOLERANCE
+    rig = process(tmp_path / "store", application="new")
+    bound = rig.bind(seeded(lambda: nn.Sequential(Branching())))
+    with rig.expect(region_loads=1, region_compiles=1, region_calls=1, graph_calls=1, verifications=ANY):
+        assert bound.error(tokens(20)) <= TOLERANCE
+    with rig.expect(region_calls=1, graph_calls=1, verifications=1):
+        assert bound.error(tokens(5)) <= TOLERANCE
 
 
 # Loads a region of `folder` in a process. Prints whether its instructions were taken, whether they are those in use,
