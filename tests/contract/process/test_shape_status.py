@@ -63,7 +63,8 @@ def test_regions_of_another_version_of_comfyui_are_there_once_this_one_ran_them_
     """Its code may be other. What a model runs now tells which of them are still its own."""
     readiness = adapter("process.shape_status")
     keys = sys.modules[f"{readiness.__name__.partition('.')[0]}.compile_cache.keys"]
-    everything = SimpleNamespace(locate=lambda found, *_: readiness.Located(on_disk=found))
+    can = SimpleNamespace(available=True, keeps_graphs=False, captures=True)
+    everything = SimpleNamespace(locate=lambda found, *_: readiness.Located(on_disk=found), probe=lambda device: can)
     monkeypatch.setattr(readiness.registry, "get", lambda name: everything)
     cache: Any = SimpleNamespace(config=SimpleNamespace(application="ComfyUI 2"))
 
@@ -78,3 +79,9 @@ def test_regions_of_another_version_of_comfyui_are_there_once_this_one_ran_them_
     before = used(64, "abc", 1)
     assert located(before) == (frozenset(), frozenset("abc"))
     assert located(before, used(128, "abd", 2)) == (frozenset("abd"), frozenset("c"))
+
+    def line(*graphs: Any) -> str:
+        return str(readiness.line(SimpleNamespace(name="SDXL", graphs=graphs), cache, torch.device("cpu")))
+
+    assert line(used(128, "abd", 2)) == "3 regions are there for 1 sizes of SDXL, 0 compiles expected"
+    assert line(before).endswith("of SDXL, at most 3 compiles expected in this ComfyUI")  # nobody knows yet
