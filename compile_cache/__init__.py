@@ -1,4 +1,4 @@
-"""The core: one cache of compiled graphs, keyed by latent shape. It knows nothing of ComfyUI.
+"""The core: one cache of compiled graphs, keyed by the signature of a call. It knows nothing of ComfyUI.
 
 A folder imports only folders below it:
 

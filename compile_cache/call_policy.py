@@ -1,4 +1,7 @@
-"""The policy of a call: which path it runs, and whether it may be repeated and captured. Plain data, no torch."""
+"""The policy of a call: which path it runs, and whether it may be repeated and captured. Plain data, no torch.
+
+Those who narrow it: the adapters' `call_description`, `module_runner` and `module_state`, then `cache/capture_policy`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class CallPolicy:
         return CallPolicy(Runs.EAGER, is_repeatable=False, may_capture=False, reason=reason)
 
     def run_once(self, reason: BypassReason | None) -> CallPolicy:
-        """Forbid repeats and captures: for `reason`, the call may do more than its key says. None changes nothing."""
+        """Forbid repeats and captures: the key may not describe all that the call does. None changes nothing."""
         if reason is None or self.is_eager:
             return self
         return CallPolicy(self.runs, is_repeatable=False, may_capture=False, reason=self.reason or reason)

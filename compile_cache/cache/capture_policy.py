@@ -1,6 +1,6 @@
 """Which calls are captured. Only this module makes captures, and keeps and words the reasons why one is not made.
 
-Three refusals arise elsewhere: over budget and no gain in the recording, weights not resident in `Weights.pin`. The
+Three refusals arise elsewhere: `Program.capture` finds no room or no gain, `Weights.pin` absent weights. The
 reasons from outside the cache come with the call, in `Call.policy`.
 """
 

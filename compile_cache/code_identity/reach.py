@@ -4,9 +4,9 @@ Packs assign to `comfy.ldm.modules.attention.optimized_attention` or `torch.nn.f
 to replace the function for everybody, replace a method of one of core's classes, or run changed source in core's own
 module. No such change touches a module of the model, so nothing else here would notice it.
 
-Bytecode is not followed. All names count in the Python modules of the classes, in the modules of the same package that
-these import, in the classes themselves, and in torch's three namespaces of functions. Code that is reached in another
-way is in no digest: where the application's source changed, stored code is compared anew before its first use.
+Bytecode is not followed. Every name counts in the Python modules of the classes, in the modules of the same package
+that these import, in the classes themselves, and in torch's three namespaces of functions. Code that is reached in
+another way is in no digest: where the application's source changed, stored code is compared anew before its first use.
 """
 
 from __future__ import annotations

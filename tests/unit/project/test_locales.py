@@ -127,6 +127,7 @@ def test_each_setting_and_each_text_of_a_node_is_translated(language: str) -> No
         assert '""' not in json.dumps(locale(language, name))
     settings = set(re.findall(r'"(Resolute\.\w+)"', (WEB / "settings.js").read_text("utf-8")))
     assert set(locale(language, "settings")) == {name.replace(".", "_") for name in settings}
+    assert {name.partition(".")[2] for name in settings} - set(locale(language, "main")["settingsCategories"]) == set()
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
