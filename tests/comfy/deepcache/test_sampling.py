@@ -352,7 +352,8 @@ class TestOneRunAfterAnother:
     def test_features_end_with_the_run_that_made_them(self, bench: Bench) -> None:
         bench.sample(bench.cached())
         gc.collect()
-        kept = [thing for thing in gc.get_objects() if type(thing).__name__ == "Feature"]
+        feature = bench.core.ours("deepcache.run").Feature
+        kept = [thing for thing in gc.get_objects() if type(thing) is feature]
         assert kept == []
 
 
