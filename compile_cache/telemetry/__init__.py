@@ -1,1 +1,1 @@
-"""What happened, for people and routes: counters, time lines, estimates, and reasons in words."""
+"""Counters, time lines, estimates, and reasons in words, for people and routes."""
