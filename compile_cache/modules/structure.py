@@ -92,9 +92,8 @@ def _digest(
         memo.reads_mode[kind] = "training" in names_in(code_of({kind}))
     has_mode = memo.reads_mode[kind] and not (kind is torch.nn.Dropout and module.p == 0)
     left_out = ignored if has_mode else {*ignored, "training"}
-    own = sorted(
-        [each for each in settings(module, is_root, policy) if each[0] not in left_out]
-    )  # no name occurs twice
+    # No name occurs twice.
+    own = sorted([each for each in settings(module, is_root, policy) if each[0] not in left_out])
     result = repr_digest((*memo.names[kind], tuple(weights), tuple(own), hooks, tuple(children)))
     if not is_root:
         memo.digests[id(module)] = result

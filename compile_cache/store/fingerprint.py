@@ -14,7 +14,8 @@ from ..keys import Component, differing, digest
 # 6: an artifact is one file.
 # 7: an artifact names the sizes at which its code was confirmed, not their range, and says whether its block branches
 #    on a size.
-# 8: `source` covers our code only. The key of each region covers core's.
+# 8: `source` covers our code only. A region's key covers core's code that its block reaches by names, and an artifact
+#    names the applications in which its code was compared.
 FORMAT_VERSION = 8
 
 
