@@ -56,6 +56,7 @@ _SMALL = ((64, 64), (96, 64))  # for a run on the CPU
 # Widths for a run on the CPU, of families whose width ComfyUI's detection reads from the weights.
 _NARROW = {
     "flux": {"hidden_size": 256, "num_heads": 2},
+    "klein": {"hidden_size": 256, "num_heads": 2},
     "wan": {"dim": 256, "ffn_dim": 1024, "num_heads": 2},
 }
 FAMILIES = {
@@ -68,6 +69,17 @@ FAMILIES = {
             "guidance_embed": True,
         },
         ("depth", "depth_single_blocks"), 512, 4096, 768, "EmptySD3LatentImage", 1, (16, 8), None, _IMAGES,
+    ),
+    "klein": Family(
+        "flux.model.Flux",
+        {
+            "image_model": "flux2", "in_channels": 128, "out_channels": 128, "vec_in_dim": None, "context_in_dim": 7680,
+            "hidden_size": 3072, "mlp_ratio": 3.0, "num_heads": 24, "depth": 5, "depth_single_blocks": 20,
+            "axes_dim": [32, 32, 32, 32], "theta": 2000, "txt_ids_dims": [3], "patch_size": 1, "qkv_bias": False,
+            "guidance_embed": False, "global_modulation": True, "mlp_silu_act": True, "ops_bias": False,
+            "default_ref_method": "index", "ref_index_scale": 10.0,
+        },
+        ("depth", "depth_single_blocks"), 512, 7680, 0, "EmptyFlux2LatentImage", 1, (128, 16), None, _IMAGES,
     ),
     "z-image": Family(
         "lumina.model.NextDiT",

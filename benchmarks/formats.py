@@ -1,15 +1,17 @@
 """Compare a 16-bit model, its formats from Load Diffusion Model (Faster Format), and stock ComfyUI.
 
     python -m benchmarks.formats --out FILE [--model Flux] [--format fp8] [--folder FOLDER] [--models FOLDER]
-                                 [--seconds 540] [--commit HASH] [--argument ...] [--cpu]
+                                 [--unquantized] [--patch NAGuidance] [--seconds 540] [--commit HASH] [--argument ...]
+                                 [--cpu]
 
 A row is a contender: stock, Resolute, and Resolute with the node in each format, all with the same file, each in its
 own server with an empty store. `first_seconds`: of the first prompt, which loads. After a second one, since the first
 may end before the compiler is imported, the benchmark waits until no compile is pending (`waited`, not part of any
 figure). Then it runs a settling prompt, one of one step and three whole ones: `step_ms` is (median - that of one step)
-/ (steps - 1). GiB: `peak_gib` of the device, the server's `rss_gib`, and the part of it that no file backs,
-`unbacked_gib`. `errors`: of the whole prompts' latents to stock's; `psnr`: of their pictures, for SDXL only. `told`:
-the node's text. Stock comes first, since the others are compared with it.
+/ (steps - 1). `--unquantized` leaves out the formats, `--patch` adds a node of ComfyUI after each model. GiB:
+`peak_gib` of the device, the server's `rss_gib`, and the part of it that no file backs, `unbacked_gib`. `errors`: of
+the whole prompts' latents to stock's; `psnr`: of their pictures, for SDXL only. `told`: the node's text. Stock comes
+first, since the others are compared with it.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ from .family_models import Family, family
 from .rig import OURS, STOCK, commit_of, node
 from .weight_formats import file_of
 
-MODELS = {"Flux": "flux", "Z-Image": "z-image", "SDXL": "sdxl", "Wan": "wan"}
+MODELS = {"Flux": "flux", "Klein": "klein", "Z-Image": "z-image", "SDXL": "sdxl", "Wan": "wan"}
 FORMATS = ("fp8", "int8", "auto", "nvfp4")  # of the node; the last one only on request
 START, SETTLE, WHOLE, STEPS = 60.0, 2, 3, 10  # seconds of a contender at least; prompts that settle, whole ones; steps
+NAG, KV_CACHE = "NAGuidance", "FluxKVCache"  # nodes of ComfyUI
+PATCHES: dict[str, dict[str, float]] = {NAG: {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5}, KV_CACHE: {}}
 _PARTS = {"diffusion_models": "model.diffusion_model.", "vae": "first_stage_model."}
 _UNET = Family("", {}, (), 77, 2048, 1280, "EmptyLatentImage", 1, (4, 8), None, ((1024, 1024),))
 
@@ -68,15 +72,21 @@ def make(setup: command.Setup, models: Path, name: str, is_small: bool) -> Famil
     return _UNET._replace(width=768, pooled=0, sizes=((128, 128),)) if is_small else _UNET
 
 
-def prompt(name: str, made: Family, contender: str, steps: int, seed: int) -> dict[str, Any]:
-    """A contender's prompt. contender: stock, Resolute, or a format of the node with Resolute."""
+def prompt(name: str, made: Family, contender: str, steps: int, seed: int, patch: str = "") -> dict[str, Any]:
+    """A contender's prompt. contender: stock, Resolute, or a format of the node with Resolute. patch: one of PATCHES;
+    with the cache of keys and values, the latent is also a reference.
+    """
     nodes = workloads.transformer(name, made, (*made.sizes[0], 1, ""), steps, seed)
     if contender in FORMATS:
         nodes["load"] = node("ResoluteLoadDiffusionModel", unet_name=file_of(name), format=contender, keep=False)
     if name in workloads.CHECKPOINTS:
         nodes["sample"]["inputs"].update(cfg=7.0, scheduler="normal")
         nodes |= {"vae": node("VAELoader", vae_name=file_of(name))} | rig.decoded("sample", ["vae", 0])
-    return workloads.as_contender(nodes, STOCK if contender == STOCK else OURS)
+    nodes = workloads.as_contender(nodes, STOCK if contender == STOCK else OURS)
+    if patch == KV_CACHE:
+        nodes["reference"] = node("ReferenceLatent", conditioning=["positive", 0], latent=["latent", 0])
+        nodes["sample"]["inputs"]["positive"] = ["reference", 0]
+    return rig.with_model_node(nodes, "patch", patch, **PATCHES[patch]) if patch else nodes
 
 
 def psnr(found: Any, reference: Any) -> float | None:
@@ -131,7 +141,7 @@ class Formats:
             left = self._cells.seconds_left
             if left < 1:
                 raise OutOfTimeError
-            nodes = prompt(MODELS[self._model], self._made, contender, steps, 1 + number)
+            nodes = prompt(MODELS[self._model], self._made, contender, steps, 1 + number, self._options.patch)
             history = client.run(nodes, left)
             seconds.append(execution_seconds(history))
             if number == 1 and contender != STOCK:
@@ -183,6 +193,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=list(MODELS), help="all without it")
     parser.add_argument("--format", action="append", choices=FORMATS, help="fp8, int8 and auto without it")
+    parser.add_argument("--unquantized", action="store_true", help="only stock and Resolute, with the file as it is")
+    parser.add_argument("--patch", choices=list(PATCHES), default="", help="implies --unquantized")
     parser.add_argument("--models", type=Path, help="a folder that keeps the models; 40 GB")
     parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not know it")
     add_options(parser, seconds=540, cpu="small models")
@@ -199,16 +211,17 @@ def run(setup: command.Setup, options: argparse.Namespace) -> int:
     """Measure the rows that the file lacks. Returns 1 if one failed."""
     cells = Cells(options, key_of)
     cells.about |= {**commit_of(ROOT, options.commit), "arguments": rig.without_paths(options.argument)}
-    cells.about |= {"is_cpu": options.cpu}
+    cells.about |= {"is_cpu": options.cpu, "patch": options.patch}
+    formats = () if options.unquantized or options.patch else options.format or FORMATS[:3]
     for model in options.model or MODELS:
-        wanted = [each for each in (STOCK, OURS, *(options.format or FORMATS[:3])) if cells.lacks((model, each))]
+        wanted = [each for each in (STOCK, OURS, *formats) if cells.lacks((model, each))]
         if not wanted or cells.seconds_left < START:
             for contender in wanted:
                 cells.skip(f"{model} {contender}")
             continue
-        formats = Formats(setup, options, cells, model)
+        measured = Formats(setup, options, cells, model)
         for contender in wanted:
-            row = cells.measure(f"{model} {contender}", functools.partial(formats.measure, contender), START)
+            row = cells.measure(f"{model} {contender}", functools.partial(measured.measure, contender), START)
             if row is not None:
                 print(line(row, cells.find((model, STOCK))), flush=True)
     cells.save()
