@@ -7,11 +7,11 @@
 A row is a contender: stock, Resolute, and Resolute with the node in each format, all with the same file, each in its
 own server with an empty store. `first_seconds`: of the first prompt, which loads. After a second one, since the first
 may end before the compiler is imported, the benchmark waits until no compile is pending (`waited`, not part of any
-figure). Then it runs a settling prompt, one of one step and three whole ones: `step_ms` is (median - that of one step)
-/ (steps - 1). `--unquantized` leaves out the formats, `--patch` adds a node of ComfyUI after each model. GiB:
-`peak_gib` of the device, the server's `rss_gib`, and the part of it that no file backs, `unbacked_gib`. `errors`: of
-the whole prompts' latents to stock's; `psnr`: of their pictures, for SDXL only. `told`: the node's text. Stock comes
-first, since the others are compared with it.
+figure). Then it runs prompts until none compares code, one of one step and three whole ones: `step_ms` is (median -
+that of one step) / (steps - 1). `--unquantized` leaves out the formats, `--patch` adds a node of ComfyUI after each
+model. GiB: `peak_gib` of the device, the server's `rss_gib`, and the part of it that no file backs, `unbacked_gib`.
+`errors`: of the whole prompts' latents to stock's; `psnr`: of their pictures, for SDXL only. `told`: the node's text.
+Stock comes first, since the others are compared with it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from .weight_formats import file_of
 
 MODELS = {"Flux": "flux", "Klein": "klein", "Z-Image": "z-image", "SDXL": "sdxl", "Wan": "wan"}
 FORMATS = ("fp8", "int8", "auto", "nvfp4")  # of the node; the last one only on request
-START, SETTLE, WHOLE, STEPS = 60.0, 2, 3, 10  # seconds of a contender at least; prompts that settle, whole ones; steps
+START, SETTLE, WHOLE, STEPS = 60.0, 12, 3, 10  # seconds of a contender at least; prompts that settle, whole ones; steps
+UNSETTLED = ("region_compiles", "original_replays", "waiting_calls")  # counters: code is still being compared
 NAG, KV_CACHE = "NAGuidance", "FluxKVCache"  # nodes of ComfyUI
 PATCHES: dict[str, dict[str, float]] = {NAG: {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5}, KV_CACHE: {}}
 _PARTS = {"diffusion_models": "model.diffusion_model.", "vae": "first_stage_model."}
@@ -134,24 +135,32 @@ class Formats:
 
     def _prompts(self, server: ComfyServer, contender: str) -> Row:
         """Run the loading, settling, one-step and whole prompts, and return their row."""
-        client, row, before = server.client, dict[str, Any](), rig.counters(server.client)
-        counts = (*[self._steps] * (1 + SETTLE), 1, *[self._steps] * WHOLE)
+        client, row = server.client, dict[str, Any]()
         seconds, errors, levels = list[float](), list[float | None](), list[float | None]()
-        for number, steps in enumerate(counts):
-            left = self._cells.seconds_left
+
+        def run(seed: int, steps: int = self._steps) -> tuple[History, dict[str, Any]]:
+            left, before = self._cells.seconds_left, rig.counters(client)
             if left < 1:
                 raise OutOfTimeError
-            nodes = prompt(MODELS[self._model], self._made, contender, steps, 1 + number, self._options.patch)
+            nodes = prompt(MODELS[self._model], self._made, contender, steps, seed, self._options.patch)
             history = client.run(nodes, left)
             seconds.append(execution_seconds(history))
-            if number == 1 and contender != STOCK:
-                row["waited"] = rig.until_compiled(client, min(rig.COMPILE_TIMEOUT, self._cells.seconds_left))
-                before = rig.counters(client)
-            if number > 1 + SETTLE:
-                found = self._compared(server, history, contender, number)
-                errors.append(found[0])
-                levels.append(found[1])
-        step = 1000 * (statistics.median(seconds[-WHOLE:]) - seconds[1 + SETTLE]) / (self._steps - 1)
+            return history, rig.rise(before, rig.counters(client))
+
+        run(1)
+        run(2)
+        if contender != STOCK:
+            row["waited"] = rig.until_compiled(client, min(rig.COMPILE_TIMEOUT, self._cells.seconds_left))
+        settling = len(seconds)
+        while any(run(100 + len(seconds))[1][name] for name in UNSETTLED) and len(seconds) < settling + SETTLE:
+            pass
+        run(4, 1)
+        before, alone = rig.counters(client), seconds[-1]
+        for number in range(WHOLE):
+            found = self._compared(server, run(5 + number)[0], contender, number)
+            errors.append(found[0])
+            levels.append(found[1])
+        step = 1000 * (statistics.median(seconds[-WHOLE:]) - alone) / (self._steps - 1)
         row |= {"model": self._model, "contender": contender, "step_ms": round(step, 2), "first_seconds": seconds[0]}
         row |= {"seconds": seconds, "errors": errors, "psnr": levels, "steps": self._steps}
         return {**row, "counters": rig.rise(before, rig.counters(client))}

@@ -46,6 +46,10 @@ class NotComparedError(InternalError):
     """This call's values cannot verify compiled code against eager, so the code does not run. A later call may."""
 
 
+class StillMissingError(InternalError):
+    """The code of a block's first share is still being compiled: run the whole block, which takes less of the host."""
+
+
 class DonatedInputsError(InternalError):
     """Compiled code failed after it had freed inputs, so the original cannot run in its place. The region is refused
     from now on; the caller can repeat the whole call.

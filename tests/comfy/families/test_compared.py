@@ -69,7 +69,7 @@ def test_right_code_is_accepted_and_code_that_is_off_refused(
 ) -> None:
     run_traces(core, monkeypatch)
     forget_regions(core)
-    regions = core.inside("backends.inductor.regions.region")
+    regions = core.inside("backends.inductor.regions.table")
     real, found, masks = regions.difference_from_original, [], []
 
     def compare(compiled: Any, site: Any, weights: Any, tensors: Any, *others: Any) -> str | None:

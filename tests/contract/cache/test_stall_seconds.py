@@ -11,7 +11,7 @@ from torch import nn
 from compile_cache.backends.base import Call, Capabilities, CaptureFacts
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compiler import compile_queue, work
-from compile_cache.backends.inductor.regions import region as regions
+from compile_cache.backends.inductor.regions import table as regions
 from compile_cache.cache.graph_cache import GraphCache
 from compile_cache.errors import CaptureError
 

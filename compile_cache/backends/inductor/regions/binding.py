@@ -12,7 +12,7 @@ from ....attention.chooser import eager_attention
 from ....code_identity.attributes import marks_in
 from ....code_identity.reach import CodeReach, ReachCache
 from ....config import CacheConfig
-from ....errors import BypassCode, BypassReason, DonatedInputsError
+from ....errors import BypassCode, BypassReason, DonatedInputsError, StillMissingError
 from ....keys import Component, digest
 from ....modules.gguf_loras import LoraInputs
 from ....modules.region_weights import cast_pattern, weight_forms, weight_inputs, weight_slots
@@ -168,12 +168,15 @@ class RegionBinding:
     def run(self, site: RegionSite, *given: Input, lend: Lend | None = None) -> Any:
         """Compute `site.function(site.module, *tensors)`, with compiled code if available. lend: see `LendingRunner`.
 
-        Raises the original's errors, cancellations, and DonatedInputsError if code failed after consuming its inputs.
+        Raises the original's errors, cancellations, StillMissingError (see `RegionSite.begins_block`), and
+        DonatedInputsError if code failed after consuming its inputs.
         """
         self._progress.begin_block()
         self.was_reached = True
         donated = [number for number, each in enumerate(given) if isinstance(each, list)]
         tensors = take_donated(given)
+        if site.begins_block and self.misses.still_missing(site, tuple(tuple(tensor.shape) for tensor in tensors)):
+            raise StillMissingError
         if lend is None:
             return self._run(site, tensors, donated)
         if refused := self._bound(site).refused:

@@ -47,7 +47,7 @@ class MissingCode:
     @property
     def has_code(self) -> bool:
         """True if there is code that a call can compare at these shapes."""
-        return any(compiled.static == self.static for compiled in list(self.region.compiled))
+        return bool(self.region.usable(self.static, self.shapes))
 
 
 MissingCodes = dict[tuple[str, Shapes], MissingCode]
@@ -101,16 +101,18 @@ class MissPath:
     def still_missing(self, site: RegionSite, shapes: Shapes) -> bool:
         """True if the site's code was missing in an earlier call and still is: run the original without its weights."""
         key, missing_code = self._at_sites.get((site, shapes), (None, None))
-        if key is None or missing_code is None or not self._defers(missing_code.region):
+        if key is None or missing_code is None or not self._defers(missing_code):
             return False
         self.missing[key] = missing_code
         return True
 
-    def _defers(self, region: Region) -> bool:
-        """True if the call runs the original: the region is being compiled, or the call has compared enough."""
+    def _defers(self, missing_code: MissingCode) -> bool:
+        """True if the call runs the original: its code is being compiled, or the call has compared enough."""
         if self._miss_policy not in (MissPolicy.DEFER, MissPolicy.DEFER_ALL):
             return False
-        return self._queue.awaits(region) or (bool(region.unverified) and self._to_compare <= 0)
+        region = missing_code.region
+        is_awaited = self._queue.awaits(region) and not missing_code.has_code  # for other sizes, if it has code
+        return is_awaited or (bool(region.unverified) and self._to_compare <= 0)
 
     def resolve(
         self,
@@ -130,7 +132,7 @@ class MissPath:
             return known
         defers = self._miss_policy is not MissPolicy.COMPILE
         missing_code = MissingCode(region, shapes, static_sizes(site.dims, shapes))
-        if self._defers(region):
+        if self._defers(missing_code):
             return self._record_missing(key, missing_code, site, inputs)
         call = self._call(region, site, weights, inputs)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,16 +19,14 @@ from ....torch_compat.out_of_memory import is_out_of_memory
 from ..lower.artifacts import measured, unpack
 from ..lower.compiled_region import CompiledRegion
 from ..lower.private_cache import inductor_lock
-from ..lower.shape_guards import Verdict
 from ..lower.tracing import Shapes, Trace, bind_dims, general_hints, static_sizes, trace
-from .numerics_check import difference_from_original
 
 logger = logging.getLogger(__name__)
 
 _MOST_SHAPES = 1024  # combinations of shapes that a region remembers
 # In `Artifact.about`: the latest applications in which a call compared the code. A key has the code that a block
 # reaches by its names. An application whose source differs may differ in more, so it compares the code again.
-_COMPARED_IN, _MOST_APPLICATIONS = "compared_in", 8
+COMPARED_IN, MOST_APPLICATIONS = "compared_in", 8
 
 
 def region_key(
@@ -74,6 +72,7 @@ class Region:
     failures: by static sizes, why compiling failed; it is not retried for any sizes with these static ones.
     stored: names of the artifacts that were loaded from the store or saved to it.
     unverified: compiled code that no comparison has confirmed yet.
+    excluded: the latest shapes at which the guards of compiled code fail, and no comparison allowed it.
     """
 
     key: str
@@ -84,6 +83,12 @@ class Region:
     failures: dict[Shapes, BypassReason] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     unverified: dict[CompiledRegion, _Unverified] = field(default_factory=dict)
+    excluded: dict[tuple[CompiledRegion, Shapes], None] = field(default_factory=dict)
+
+    def usable(self, static: Shapes, shapes: Shapes) -> list[CompiledRegion]:
+        """The compiled code for these static sizes, without code that is excluded."""
+        found = list(self.compiled)
+        return [each for each in found if each.static == static and (each, shapes) not in self.excluded]
 
     @property
     def is_ready(self) -> bool:
@@ -93,12 +98,16 @@ class Region:
 
     def remember(self, shapes: Shapes, found: CompiledRegion | BypassReason) -> None:
         """Record the code for these shapes, or why the original runs. Evicts the oldest entry beyond 1024."""
-        if len(self.by_shapes) >= _MOST_SHAPES:
-            del self.by_shapes[next(iter(self.by_shapes))]
+        _evict(self.by_shapes)
         self.by_shapes[shapes] = found
 
+    def exclude(self, compiled: CompiledRegion, shapes: Shapes) -> None:
+        """Record that this code may not run at these shapes; others may use it."""
+        _evict(self.excluded)
+        self.excluded[compiled, shapes] = None
+
     def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
-        """Add new code. `validate` compares it before its first use, and stores its artifact if the results agree."""
+        """Add new code. The table compares it before its first use, and stores its artifact if the results agree."""
         self.compiled.append(compiled)
         self.unverified[compiled] = _Unverified(artifact)
 
@@ -116,7 +125,7 @@ class Region:
             return replace(artifact, about={**artifact.about, **measured(compiled)})
 
         self.compiled.append(compiled)
-        self.unverified[compiled] = _Unverified(make, stored, True, is_loaded, _COMPARED_IN in artifact.about)
+        self.unverified[compiled] = _Unverified(make, stored, True, is_loaded, COMPARED_IN in artifact.about)
 
     def load(self, store: ArtifactStore) -> int:
         """Load stored artifacts that are not in memory yet. Returns their number. Discards invalid artifacts.
@@ -130,7 +139,7 @@ class Region:
             for artifact in store.load(self.key, frozenset(self.stored)):
                 try:
                     compiled = unpack(artifact)
-                    if store.application in artifact.about.get(_COMPARED_IN, ()):
+                    if store.application in artifact.about.get(COMPARED_IN, ()):
                         self.compiled.append(compiled)
                     else:
                         self._add_unverified(compiled, artifact, artifact.name, is_loaded=True)
@@ -162,6 +171,12 @@ class Region:
             logger.info("Resolute: %s is compiled again after a restart: %s", self.label, first_line(error))
             logger.debug("Resolute: why it is not kept", exc_info=True)
             return False
+
+
+def _evict(latest: dict[Any, Any]) -> None:
+    """Make room for one more entry of `_MOST_SHAPES`."""
+    if len(latest) >= _MOST_SHAPES:
+        del latest[next(iter(latest))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,56 +255,3 @@ def trace_of(
         hints = general_hints(call.sizes, call.tensors[0].device)
     about = (hints, oblivious, site.without, site.attends, yield_point)
     return trace(site.function, site.module, call.tensors, site.dims, *about)
-
-
-def validate(call: RegionCall, compiled: CompiledRegion) -> bool:
-    """Decide whether compiled code of the region may run at the call's sizes. If so, store new code; else drop it.
-
-    Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
-    finite, and cancellations. The code then stays unverified, and the next call compares it.
-    """
-    region = call.region
-    unverified = region.unverified.get(compiled)
-    allowed = _allowed(call, compiled, call.verify or unverified is not None)
-    if unverified is None:
-        return allowed
-    verdict = compiled.guards.check(call.sizes)[0]
-    if not allowed and unverified.was_compared and verdict is not Verdict.HOLDS:
-        return False  # it may be right at other sizes
-    del region.unverified[compiled]
-    if allowed:
-        call.stats.counters.region_compiles += not unverified.is_loaded
-        is_known = (store := call.store) is not None and region.keep(
-            store, lambda: _compared(unverified.artifact(), store.application)
-        )
-    else:
-        region.compiled.remove(compiled)
-        # Else it may be right at other sizes, or in the other application.
-        is_known = verdict is not Verdict.BROKEN and not unverified.was_compared
-    if call.store is not None and unverified.stored and is_known:
-        call.store.remove(unverified.stored)
-    return allowed
-
-
-def _compared(artifact: Artifact, application: str) -> Artifact:
-    others = [each for each in artifact.about.get(_COMPARED_IN, ()) if each != application]
-    return replace(artifact, about={**artifact.about, _COMPARED_IN: [*others, application][-_MOST_APPLICATIONS:]})
-
-
-def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
-    """Check the guards; compare results if they are UNPROVEN and not confirmed yet, or if `verify` is set."""
-    kind, sizes = call.site.kind, call.sizes
-    verdict, failed = compiled.guards.check(sizes)
-    if verdict is Verdict.BROKEN:
-        logger.info("Resolute: %s compiles again at %s, because its code needs %s", kind, sizes, failed)
-        return False
-    if not verify and (verdict is Verdict.HOLDS or compiled.guards.covered_sizes(sizes) in compiled.confirmed):
-        return True
-    call.stats.counters.verifications += 1
-    difference = difference_from_original(compiled, call.site, call.weights, call.tensors, call.progress.cancellations)
-    if difference is not None:
-        logger.info("Resolute: the code of %s is wrong at %s (%s)", kind, sizes, difference)
-        return False
-    if verdict is not Verdict.HOLDS:
-        compiled.confirmed.add(compiled.guards.covered_sizes(sizes))
-    return True

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from dataclasses import replace
 
 from ....errors import BypassCode, BypassReason, NotComparedError, first_line
-from ....store.artifact_store import ArtifactStore
+from ....store.artifact_store import Artifact, ArtifactStore
 from ....telemetry.stats import SHORT_WAIT
 from ....torch_compat.out_of_memory import is_out_of_memory
 from ..lower.compiled_region import CompiledRegion
 from ..lower.shape_guards import Verdict
 from ..lower.tracing import Shapes
-from .region import Region, RegionCall, validate
+from .numerics_check import difference_from_original
+from .region import COMPARED_IN, MOST_APPLICATIONS, Region, RegionCall
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ class RegionTable:
             if call.static in region.failures:
                 region.remember(shapes, region.failures[call.static])
                 return region.failures[call.static]
-            if len(region.compiled) >= _MOST_COMPILED:
+            if len(region.compiled) - len(region.unverified) >= _MOST_COMPILED:
                 return _refuse(region, shapes, f"{region.label} was compiled {_MOST_COMPILED} times already")
             return None
 
@@ -110,10 +112,63 @@ def _load(call: RegionCall) -> bool:
 
 
 def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
-    same = [compiled for compiled in call.region.compiled if compiled.static == call.static]
+    same = call.region.usable(call.static, call.shapes)
     if len(same) > 1:  # try code whose guards hold first: other code must be compared
         same.sort(key=lambda compiled: compiled.guards.check(call.sizes)[0] is not Verdict.HOLDS)
-    return next((compiled for compiled in same if validate(call, compiled)), None)
+    return next((compiled for compiled in same if _validate(call, compiled)), None)
+
+
+def _validate(call: RegionCall, compiled: CompiledRegion) -> bool:
+    """Decide whether compiled code of the region may run at the call's sizes. If so, store new code. Drops wrong code,
+    and keeps code whose guards fail at these sizes for others.
+
+    Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
+    finite, and cancellations. The code then stays unverified, and the next call compares it.
+    """
+    region = call.region
+    unverified = region.unverified.get(compiled)
+    allowed = _allowed(call, compiled, call.verify or unverified is not None)
+    if not allowed and compiled.guards.check(call.sizes)[0] is not Verdict.HOLDS:
+        region.exclude(compiled, call.shapes)
+        return False
+    if unverified is None:
+        return allowed
+    del region.unverified[compiled]
+    if allowed:
+        call.stats.counters.region_compiles += not unverified.is_loaded
+        is_known = (store := call.store) is not None and region.keep(
+            store, lambda: _compared(unverified.artifact(), store.application)
+        )
+    else:
+        region.compiled.remove(compiled)
+        is_known = not unverified.was_compared  # else it may be right in the other application
+    if call.store is not None and unverified.stored and is_known:
+        call.store.remove(unverified.stored)
+    return allowed
+
+
+def _compared(artifact: Artifact, application: str) -> Artifact:
+    others = [each for each in artifact.about.get(COMPARED_IN, ()) if each != application]
+    return replace(artifact, about={**artifact.about, COMPARED_IN: [*others, application][-MOST_APPLICATIONS:]})
+
+
+def _allowed(call: RegionCall, compiled: CompiledRegion, verify: bool) -> bool:
+    """Check the guards; compare results if they are UNPROVEN and not confirmed yet, or if `verify` is set."""
+    kind, sizes = call.site.kind, call.sizes
+    verdict, failed = compiled.guards.check(sizes)
+    if verdict is Verdict.BROKEN:
+        logger.info("Resolute: %s compiles again at %s, because its code needs %s", kind, sizes, failed)
+        return False
+    if not verify and (verdict is Verdict.HOLDS or compiled.guards.covered_sizes(sizes) in compiled.confirmed):
+        return True
+    call.stats.counters.verifications += 1
+    difference = difference_from_original(compiled, call.site, call.weights, call.tensors, call.progress.cancellations)
+    if difference is not None:
+        logger.info("Resolute: the code of %s is wrong at %s (%s)", kind, sizes, difference)
+        return False
+    if verdict is not Verdict.HOLDS:
+        compiled.confirmed.add(compiled.guards.covered_sizes(sizes))
+    return True
 
 
 def _refuse(region: Region, shapes: Shapes, detail: str) -> BypassReason:

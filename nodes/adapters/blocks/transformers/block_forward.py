@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .....compile_cache.attention.chooser import eager_attention
-from .....compile_cache.errors import BypassCode, BypassReason
+from .....compile_cache.errors import BypassCode, BypassReason, StillMissingError
 from .....compile_cache.keys import repr_digest
 from .....compile_cache.modules.site import Bypass, RegionRunner, RegionSite
 from .....compile_cache.modules.structure import TORCH_OWN
@@ -97,6 +97,8 @@ class RecognisedBlock:
             self._bypass(BypassReason(BypassCode.OBSERVED_INPUT, f"{self._kind}: {error}; such blocks run eagerly"))
         except RefusedOptionError as error:
             self._bypass(error.reason)
+        except StillMissingError:  # the block's original, below
+            pass
         if answers and not routed_part(self._block):  # a patch ran and may have changed its own state
             return call_original(self._block, {**given, OPTIONS: replaying_patches(options, answers)})
         return original(self._block, *args, **kwargs)
@@ -242,7 +244,8 @@ class RecognisedBlock:
                 run_block, layout, self._kind, reads, call.written, call.stop, call.broadcastable
             )
             times = self._times(arguments, call) if not share else ()
-            site = RegionSite(self._name, kind, self._block, function, dims, call.idle, structure, times=times)
+            about = {"times": times, "begins_block": share == "enter"}
+            site = RegionSite(self._name, kind, self._block, function, dims, call.idle, structure, **about)
             self._sites[key] = site
         return site
 

@@ -109,7 +109,7 @@ def forward(
     comfy: None, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Callable[..., Any]:
     """Replace the forward of a block. `forward(block)` returns the new one, which notes sites in `sites`, and raises
-    `UnusableArgumentError` at the site with the number `fails`.
+    `UnusableArgumentError` at the site with the number `fails`; with "missing", that its first share lacks code.
     """
     monkeypatch.setattr(adapter("blocks.transformers.shares"), "is_routed", lambda kind: kind is Experts)
     monkeypatch.setattr(
@@ -117,8 +117,10 @@ def forward(
     )
     module, unusable = adapter("blocks.transformers.block_forward"), adapter("blocks.common").UnusableArgumentError
 
-    def stand_in(block: torch.nn.Module, sites: list[Any], fails: int = -1) -> Any:
+    def stand_in(block: torch.nn.Module, sites: list[Any], fails: int | str = -1) -> Any:
         def run(site: Any, *inputs: torch.Tensor) -> Any:
+            if fails == "missing" and site.begins_block:
+                raise module.StillMissingError
             if len(sites) == fails:
                 raise unusable("it fails")
             sites.append(site)
@@ -164,9 +166,9 @@ PATCHES: list[dict[str, list[type]]] = [
 
 
 @pytest.mark.parametrize("kinds", PATCHES, ids=repr)
-@pytest.mark.parametrize("fails", [-1, 0, 1, 2])
+@pytest.mark.parametrize("fails", [-1, 0, 1, 2, "missing"])
 def test_a_patched_block_gives_what_it_gives_whole_and_each_patch_runs_once(
-    forward: Any, kinds: dict[str, list[type]], fails: int
+    forward: Any, kinds: dict[str, list[type]], fails: int | str
 ) -> None:
     block, sites = Patched(), []
     ours, stocks = (
@@ -179,7 +181,8 @@ def test_a_patched_block_gives_what_it_gives_whole_and_each_patch_runs_once(
         expected = block(x.clone(), transformer_options=stocks)
         assert torch.equal(runs(x.clone(), transformer_options=ours), expected)
         cuts = sum(map(len, kinds.values()))
-        assert len(sites) == (min(fails, cuts + 1) if fails >= 0 else cuts + 1)
+        most = (0 if cuts else 1) if fails == "missing" else fails
+        assert len(sites) == (min(most, cuts + 1) if most >= 0 else cuts + 1)
     for patch, other in zip(*(each["patches"].get("attn1_patch", []) for each in (ours, stocks)), strict=True):
         assert [{**seen, "patches": 0} for seen in patch.seen] == [{**seen, "patches": 0} for seen in other.seen]
 

@@ -20,7 +20,7 @@ from compile_cache.backends.inductor.compiler.failures import HungError
 from compile_cache.backends.inductor.compiler.task import CompileTask
 from compile_cache.backends.inductor.lower import private_cache
 from compile_cache.backends.inductor.lower.shape_guards import ShapeGuards, Verdict
-from compile_cache.backends.inductor.regions import region
+from compile_cache.backends.inductor.regions import table
 from compile_cache.errors import CaptureError
 from compile_cache.keys import GraphKey, Role, Signature, TensorSpec
 from compile_cache.modules.site import installed
@@ -328,7 +328,7 @@ def test_code_that_is_wrong_does_not_stay_stored(tmp_path: Path, monkeypatch: py
     one.leave(bound, tokens())
     one.come()
     assert len(list(tmp_path.glob("*/*.region"))) == 1
-    monkeypatch.setattr(region, "difference_from_original", lambda *given: "it is wrong")
+    monkeypatch.setattr(table, "difference_from_original", lambda *given: "it is wrong")
     assert one.call(bound, tokens()) == 0
     assert not list(tmp_path.glob("*/*.region"))
 

@@ -16,7 +16,8 @@ from compile_cache.backends.inductor.compiler.failures import (
     NotCompiledError,
     OtherEnvironmentError,
 )
-from compile_cache.backends.inductor.regions import region
+from compile_cache.backends.inductor.regions import table
+from compile_cache.backends.inductor.regions.region import Region
 
 from ....rig import TOLERANCE, Block, Model, inputs, random, seeded, tokens
 from .behind_rig import Behind, Chain, code_of
@@ -92,7 +93,7 @@ def test_code_that_is_wrong_at_a_calls_sizes_is_made_for_these_and_then_no_more(
     monkeypatch.setattr(
         work, "traced", lambda task, yield_point: (hints.append(task.hints), traced(task, yield_point))[1]
     )
-    monkeypatch.setattr(region, "difference_from_original", lambda *given: "other numbers")
+    monkeypatch.setattr(table, "difference_from_original", lambda *given: "other numbers")
     bound = rig.bind(seeded(Block))
     rig.leave(bound, tokens())
     for gives_up in (0, 0, 1):
@@ -105,6 +106,32 @@ def test_code_that_is_wrong_at_a_calls_sizes_is_made_for_these_and_then_no_more(
     with rig.expect({"compile_failed": 1}, eager_calls=1):
         assert rig.call(bound, tokens()) == 0
     assert any("gives other results than the original" in text for text in rig.details)
+
+
+class Paired(Block):
+    """Other code for even sizes than for odd ones."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x.unflatten(1, (-1, 2)).sum(2) if x.shape[1] % 2 == 0 else x * 2
+
+
+def test_code_that_excludes_the_first_sizes_that_reach_it_waits_for_its_own(rig: Behind) -> None:
+    odd, even = tokens(9), tokens(12)  # as a cache of keys and values: not in the first step
+    bound = rig.bind(seeded(lambda: torch.nn.Sequential(Paired())))
+    rig.leave(bound, odd)
+    rig.come()
+    rig.leave(bound, even)
+    assert len(rig.workers.jobs) == 1
+    with rig.expect(**CAME):  # while the other code is being compiled
+        assert rig.call(bound, odd) <= TOLERANCE
+    rig.come()
+    with rig.expect(**CAME):
+        assert rig.call(bound, even) <= TOLERANCE
+    for x in (odd, even):
+        with rig.expect(graph_calls=1, region_calls=1):
+            assert rig.call(bound, x) <= TOLERANCE
+    assert rig.queue.left == 0
 
 
 def test_a_worker_that_is_killed_costs_its_job_one_more_try(rig: Behind) -> None:
@@ -193,7 +220,7 @@ def test_a_fault_of_the_system_stops_no_worker(rig: Behind, monkeypatch: pytest.
     bound = rig.bind(seeded(Block))
     rig.leave(bound, tokens())
     with monkeypatch.context() as patch:
-        patch.setattr(work if step == "unpack" else region.Region, step, fail)
+        patch.setattr(work if step == "unpack" else Region, step, fail)
         rig.workers.finish()
         rig.work()
     assert (len(rig.workers.jobs), rig.queue.has_no_workers) == (1, False)

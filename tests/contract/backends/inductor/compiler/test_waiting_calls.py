@@ -18,7 +18,7 @@ from compile_cache.backends.inductor import program
 from compile_cache.backends.inductor.backend import InductorBackend
 from compile_cache.backends.inductor.compiler import task_list, work, worker
 from compile_cache.backends.inductor.compiler.job import settings_for
-from compile_cache.backends.inductor.regions import region
+from compile_cache.backends.inductor.regions import table
 
 from ....rig import (
     TOLERANCE,
@@ -147,14 +147,14 @@ def test_processes_that_hang_are_ended_and_no_block_is_given_up(
 def test_without_memory_to_compare_a_later_call_compares_and_then_stores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, errors = region.difference_from_original, [torch.cuda.OutOfMemoryError("out of memory")]
+    real, errors = table.difference_from_original, [torch.cuda.OutOfMemoryError("out of memory")]
 
     def difference(*args: Any) -> str | None:
         if errors:
             raise errors.pop()
         return real(*args)
 
-    monkeypatch.setattr(region, "difference_from_original", difference)
+    monkeypatch.setattr(table, "difference_from_original", difference)
     one = waiting(store_folder=tmp_path, source="one")
     bound = one.bind(seeded(Model))
     with one.expect({"out_of_memory": 1}, region_compiles=1, verifications=2, region_calls=2, graph_calls=1):

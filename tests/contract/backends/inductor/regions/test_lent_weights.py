@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+from compile_cache.errors import StillMissingError
 from compile_cache.modules.site import Hook, HookBuilder
 
 from ....rig import TOLERANCE, Block, hooks_of, seeded, tokens
@@ -70,6 +73,35 @@ def test_a_call_that_waits_for_code_is_lent_the_weights_of_what_an_earlier_call_
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
         assert rig.call(bound, tokens(), background_compile=False) <= TOLERANCE
     assert lent.times == 2
+
+
+def test_a_block_whose_first_share_lacks_code_runs_whole_after_the_call_that_left_it(rig: Behind) -> None:
+    module = seeded(Block)
+    wholes = []
+
+    def build(run: Any, bypass: Any) -> Sequence[Hook]:
+        (hook,) = hooks_of(module)(run, bypass)
+        site = replace(hook.sites[0], begins_block=True)
+
+        def forward(x: torch.Tensor) -> Any:
+            try:
+                return run(site, x)
+            except StillMissingError:
+                wholes.append(x)
+                return site.function(module, x)
+
+        return [Hook(hook.module, forward, (site,))]
+
+    bound = rig.bind(module, build)
+    for count in (0, 1, 2):
+        with rig.expect(eager_calls=1):
+            assert rig.call(bound, tokens()) == 0
+        assert len(wholes) == count
+        rig.work()
+    rig.come()
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
+        assert rig.call(bound, tokens()) <= TOLERANCE
+    assert len(wholes) == 2
 
 
 def test_a_site_that_another_pack_changed_is_lent_nothing(rig: Behind) -> None:
