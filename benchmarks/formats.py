@@ -36,7 +36,7 @@ from safetensors.torch import save_file
 from scripts.errors import as_command
 from scripts.models import generated
 from scripts.places import ROOT
-from scripts.server.client import History, execution_seconds
+from scripts.server.client import Client, History, execution_seconds
 from scripts.server.process import ComfyServer
 from scripts.setup import command
 
@@ -150,10 +150,13 @@ class Formats:
         run(1)
         run(2)
         if contender != STOCK:
-            row["waited"] = rig.until_compiled(client, min(rig.COMPILE_TIMEOUT, self._cells.seconds_left))
-        settling = len(seconds)
-        while any(run(100 + len(seconds))[1][name] for name in UNSETTLED) and len(seconds) < settling + SETTLE:
-            pass
+            row["waited"] = self._until_compiled(client)
+        for number in range(SETTLE):
+            risen = run(100 + number)[1]
+            if not any(risen[name] for name in UNSETTLED):
+                break
+            if not risen["region_compiles"]:  # code for other sizes
+                self._until_compiled(client)
         run(4, 1)
         before, alone = rig.counters(client), seconds[-1]
         for number in range(WHOLE):
@@ -164,6 +167,9 @@ class Formats:
         row |= {"model": self._model, "contender": contender, "step_ms": round(step, 2), "first_seconds": seconds[0]}
         row |= {"seconds": seconds, "errors": errors, "psnr": levels, "steps": self._steps}
         return {**row, "counters": rig.rise(before, rig.counters(client))}
+
+    def _until_compiled(self, client: Client) -> dict[str, Any]:
+        return rig.until_compiled(client, min(rig.COMPILE_TIMEOUT, self._cells.seconds_left))
 
     def _compared(
         self, server: ComfyServer, history: History, contender: str, number: int
