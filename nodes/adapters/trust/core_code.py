@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from pathlib import Path
@@ -80,7 +81,12 @@ def is_patch_of_core(patch: Any) -> bool:
 
 
 def _file(module: str) -> Path:
-    return Path(getattr(sys.modules.get(module), "__file__", None) or "").resolve()
+    return _resolved(getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+@functools.cache
+def _resolved(file: str) -> Path:
+    return Path(file).resolve()  # asks the file system for each folder
 
 
 def may_read_cond_order(kind: type) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,18 +91,23 @@ def dims_of(arguments: Arguments, shared: frozenset[int] = frozenset()) -> tuple
     In a table of rotations only the batch and the tokens are symbols. The trace cannot infer that the number of heads
     is fixed, and kernels would divide by it for each element.
     """
+    return _dims_of(tuple(tensor.shape for tensor in arguments.tensors), len(arguments.numbers), shared)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dims_of(shapes: tuple[torch.Size, ...], numbers: int, shared: frozenset[int]) -> tuple[Dims, ...]:
     found = []
-    for number, tensor in enumerate(arguments.tensors):
-        fixed = _fixed_in_rotations(tensor.shape)
+    for number, shape in enumerate(shapes):
+        fixed = _fixed_in_rotations(shape)
         found.append(
             tuple(
                 _name(number, axis)
                 if axis not in fixed and (size != 1 or (axis == 0 and number not in shared))
                 else None
-                for axis, size in enumerate(tensor.shape)
+                for axis, size in enumerate(shape)
             )
         )
-    return (*found, *[(f"n{index}", None) for index in range(len(arguments.numbers))])
+    return (*found, *[(f"n{index}", None) for index in range(numbers)])
 
 
 def _fixed_in_rotations(shape: Sequence[int]) -> Sequence[int]:
