@@ -7,11 +7,11 @@
 A row is a contender: stock, Resolute, and Resolute with the node in each format, all with the same file, each in its
 own server with an empty store. `first_seconds`: of the first prompt, which loads. After a second one, since the first
 may end before the compiler is imported, the benchmark waits until no compile is pending (`waited`, not part of any
-figure). Then it runs prompts until none compares code, one of one step and three whole ones: `step_ms` is (median -
-that of one step) / (steps - 1). `--unquantized` leaves out the formats, `--patch` adds a node of ComfyUI after each
-model. GiB: `peak_gib` of the device, the server's `rss_gib`, and the part of it that no file backs, `unbacked_gib`.
-`errors`: of the whole prompts' latents to stock's; `psnr`: of their pictures, for SDXL only. `told`: the node's text.
-Stock comes first, since the others are compared with it.
+figure). Then it runs prompts until all code is compared (`is_settled`), one of one step and three whole ones: `step_ms`
+is (median - that of one step) / (steps - 1). `--unquantized` leaves out the formats, `--patch` adds a node of ComfyUI
+after each model. GiB: `peak_gib` of the device, the server's `rss_gib`, and the part of it that no file backs,
+`unbacked_gib`. `errors`: of the whole prompts' latents to stock's; `psnr`: of their pictures, for SDXL only. `told`:
+the node's text. Stock comes first, since the others are compared with it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .weight_formats import file_of
 MODELS = {"Flux": "flux", "Klein": "klein", "Z-Image": "z-image", "SDXL": "sdxl", "Wan": "wan"}
 FORMATS = ("fp8", "int8", "auto", "nvfp4")  # of the node; the last one only on request
 START, SETTLE, WHOLE, STEPS = 60.0, 12, 3, 10  # seconds of a contender at least; prompts that settle, whole ones; steps
-UNSETTLED = ("region_compiles", "original_replays", "waiting_calls")  # counters: code is still being compared
+UNSETTLED = ("region_compiles", "original_replays", "waiting_calls")  # counters: code is still compiled or compared
 NAG, KV_CACHE = "NAGuidance", "FluxKVCache"  # nodes of ComfyUI
 PATCHES: dict[str, dict[str, float]] = {NAG: {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5}, KV_CACHE: {}}
 _PARTS = {"diffusion_models": "model.diffusion_model.", "vae": "first_stage_model."}
@@ -153,7 +153,8 @@ class Formats:
             row["waited"] = self._until_compiled(client)
         for number in range(SETTLE):
             risen = run(100 + number)[1]
-            if not any(risen[name] for name in UNSETTLED):
+            row["is_settled"] = not any(risen[name] for name in UNSETTLED)
+            if row["is_settled"]:
                 break
             if not risen["region_compiles"]:  # code for other sizes
                 self._until_compiled(client)
@@ -164,7 +165,8 @@ class Formats:
             errors.append(found[0])
             levels.append(found[1])
         step = 1000 * (statistics.median(seconds[-WHOLE:]) - alone) / (self._steps - 1)
-        row |= {"model": self._model, "contender": contender, "step_ms": round(step, 2), "first_seconds": seconds[0]}
+        row |= {"model": self._model, "patch": self._options.patch, "contender": contender}
+        row |= {"step_ms": round(step, 2), "first_seconds": seconds[0]}
         row |= {"seconds": seconds, "errors": errors, "psnr": levels, "steps": self._steps}
         return {**row, "counters": rig.rise(before, rig.counters(client))}
 
@@ -175,7 +177,7 @@ class Formats:
         self, server: ComfyServer, history: History, contender: str, number: int
     ) -> tuple[float | None, float | None]:
         """The error of a prompt's latents to stock's, and the PSNR of its pictures; None for a missing figure."""
-        client, place = server.client, self._options.folder / f"{self._model}-{number}.npz"
+        client, place = server.client, self._options.folder / f"{self._model}-{self._options.patch}-{number}.npz"
         pictures = [numpy.asarray(Image.open(io.BytesIO(file))) for file in client.images(history)]
         found = {"latents": rig.latents(client, history), "pictures": numpy.array(pictures)}
         if contender == STOCK:
@@ -187,8 +189,8 @@ class Formats:
         return rig.error(found["latents"], stock["latents"]), level
 
 
-def key_of(row: Row) -> tuple[str, str]:
-    return row["model"], row["contender"]
+def key_of(row: Row) -> tuple[str, str, str]:
+    return row["model"], row.get("patch", ""), row["contender"]
 
 
 def line(row: Row, stock: Row | None) -> str:
@@ -226,10 +228,10 @@ def run(setup: command.Setup, options: argparse.Namespace) -> int:
     """Measure the rows that the file lacks. Returns 1 if one failed."""
     cells = Cells(options, key_of)
     cells.about |= {**commit_of(ROOT, options.commit), "arguments": rig.without_paths(options.argument)}
-    cells.about |= {"is_cpu": options.cpu, "patch": options.patch}
+    cells.about |= {"is_cpu": options.cpu}
     formats = () if options.unquantized or options.patch else options.format or FORMATS[:3]
     for model in options.model or MODELS:
-        wanted = [each for each in (STOCK, OURS, *formats) if cells.lacks((model, each))]
+        wanted = [each for each in (STOCK, OURS, *formats) if cells.lacks((model, options.patch, each))]
         if not wanted or cells.seconds_left < START:
             for contender in wanted:
                 cells.skip(f"{model} {contender}")
@@ -238,7 +240,7 @@ def run(setup: command.Setup, options: argparse.Namespace) -> int:
         for contender in wanted:
             row = cells.measure(f"{model} {contender}", functools.partial(measured.measure, contender), START)
             if row is not None:
-                print(line(row, cells.find((model, STOCK))), flush=True)
+                print(line(row, cells.find((model, options.patch, STOCK))), flush=True)
     cells.save()
     return 1 if cells.failed else 0
 

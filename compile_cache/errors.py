@@ -47,7 +47,9 @@ class NotComparedError(InternalError):
 
 
 class StillMissingError(InternalError):
-    """The code of a block's first share is still being compiled: run the whole block, which takes less of the host."""
+    """No failure: the code of a block's first share is still being compiled. Run the whole block's original, which
+    costs less host time than its shares.
+    """
 
 
 class DonatedInputsError(InternalError):

@@ -37,8 +37,8 @@ class RegionSite:
     attends: False if the function surely computes no attention; then its key leaves out torch's attention switches.
     times: indices of the inputs that depend on the noise level alone (see `dependence`). They do not change the
         region's results.
-    begins_block: the first share of a block. A call that has run its original before raises StillMissingError while the
-        code is still missing.
+    begins_block: True for the first share of a block. While its code is being compiled, running the site may raise
+        StillMissingError; the caller then runs the whole block's original.
     foreseen: returns, for the site's first input, the sites that other calls of the same block run, each with inputs of
         the right shapes without data. A call that waits for no code queues them after all regions that calls need.
     """

@@ -148,7 +148,7 @@ class InductorProgram(Program):
                         return result
                     del result  # frees a decoded image's memory for the second run
             most = MOST_AT_ONCE if self.code_of(call.key) is Code.READY else MOST_COMPARED
-            self._regions.begin(call.progress, call.torch_flags, miss_policy, kept, most)
+            self._regions.begin(call.progress, call.torch_flags, miss_policy, kept, most, call.policy.may_capture)
             return self._run_regions(call)
 
     def _run_first(self, call: Call) -> Any:

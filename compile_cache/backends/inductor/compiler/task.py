@@ -44,8 +44,8 @@ class CompileTask:
 
     @property
     def attempt_key(self) -> tuple[str, Shapes]:
-        """The key by which strategies are counted: the region and its static sizes."""
-        return self.key, self.call.static
+        """The key by which strategies are counted. Code for other shapes says nothing about these."""
+        return self.key, self.call.shapes
 
     @property
     def device(self) -> torch.device:

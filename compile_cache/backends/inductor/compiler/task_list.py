@@ -96,7 +96,7 @@ class TaskList:
     def note(self, call: RegionCall, found: CompiledRegion | BypassReason | None, is_foreseen: bool = False) -> None:
         """See `DeferredCompiler`."""
         if found is not None:
-            self.next_strategies.pop((call.region.key, call.static), None)
+            self.next_strategies.pop((call.region.key, call.shapes), None)
             return
         region = call.region
         if self.holds(region):

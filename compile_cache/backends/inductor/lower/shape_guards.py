@@ -73,9 +73,17 @@ class ConfirmedSizes:
 
     def __init__(self) -> None:
         self._known: dict[frozenset[tuple[str, int]], None] = {}
+        self._is_trusted = True
+
+    def distrust(self) -> None:
+        """The code was wrong at sizes beyond its guards: from now on no comparison vouches for other shapes."""
+        self._known.clear()
+        self._is_trusted = False
 
     def add(self, sizes: Mapping[str, int]) -> None:
         """Record that the code was correct at `sizes`, by dimension name."""
+        if not self._is_trusted:
+            return
         if len(self._known) >= _MOST_CONFIRMED:
             del self._known[next(iter(self._known))]
         self._known[frozenset(sizes.items())] = None

@@ -133,10 +133,11 @@ class RegionBinding:
         miss_policy: MissPolicy,
         kept: MissingCodes | None = None,
         most: int = MOST_COMPARED,
+        may_capture: bool = True,
     ) -> None:
         """A call of the module begins. torch_flags: torch's flags during it. Other arguments: see `MissPath.begin`."""
         self._progress, self._torch_flags = progress, torch_flags
-        self.misses.begin(progress, miss_policy, kept or {}, most)
+        self.misses.begin(progress, miss_policy, kept or {}, most, may_capture)
         self.was_reached = False
 
     @property
@@ -175,8 +176,6 @@ class RegionBinding:
         self.was_reached = True
         donated = [number for number, each in enumerate(given) if isinstance(each, list)]
         tensors = take_donated(given)
-        if site.begins_block and self.misses.still_missing(site, tuple(tuple(tensor.shape) for tensor in tensors)):
-            raise StillMissingError
         if lend is None:
             return self._run(site, tensors, donated)
         if refused := self._bound(site).refused:
@@ -196,6 +195,8 @@ class RegionBinding:
         inputs = [in_region_format(tensor, dims) for tensor, dims in zip(tensors, site.dims, strict=True)]
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         found = None if self.misses.kept else region.by_shapes.get(shapes)
+        if found is None and site.begins_block and self.misses.runs_whole(region, site, shapes):
+            raise StillMissingError
         if found is None:
             found = self.misses.resolve(region, site, weights, inputs, shapes)
         if isinstance(found, CompiledRegion) and any(inputs[index] is not tensors[index] for index in found.written):

@@ -46,8 +46,13 @@ class MissingCode:
 
     @property
     def has_code(self) -> bool:
-        """True if there is code that a call can compare at these shapes."""
+        """True if there is code that may be right at these shapes."""
         return bool(self.region.usable(self.static, self.shapes))
+
+    @property
+    def is_unverified(self) -> bool:
+        """True if there is such code that no call has compared."""
+        return any(each in self.region.unverified for each in self.region.usable(self.static, self.shapes))
 
 
 MissingCodes = dict[tuple[str, Shapes], MissingCode]
@@ -78,13 +83,21 @@ class MissPath:
         self.missing: MissingCodes = {}
         # Also of earlier calls.
         self._at_sites: dict[tuple[RegionSite, Shapes], tuple[tuple[str, Shapes], MissingCode]] = {}
+        # The number of regions that lacked code when a call last ran the shares of a block, by its first share.
+        self._left_at: dict[tuple[str, Shapes], int] = {}
+        self._may_run_whole = False
         self._to_compare = 0  # regions that the current call may still compare
         # Cached per call: looking up a store reads all settings of the environment, which takes milliseconds.
         self._stores: dict[torch.device, ArtifactStore | None] = {}
         self._failed: dict[tuple[str, Shapes], BypassReason] = {}
 
-    def begin(self, progress: Progress, miss_policy: MissPolicy, kept: MissingCodes, most: int) -> None:
-        """A call of the module begins. most: the regions that it may compare under MissPolicy.DEFER."""
+    def begin(
+        self, progress: Progress, miss_policy: MissPolicy, kept: MissingCodes, most: int, may_capture: bool
+    ) -> None:
+        """A call of the module begins. most: the regions that it may compare under MissPolicy.DEFER. may_capture: a
+        capture may repeat the call.
+        """
+        self._may_run_whole = miss_policy is MissPolicy.DEFER and not may_capture
         self._progress, self._miss_policy, self.kept, self.missing = progress, miss_policy, kept, {}
         self._to_compare = most if miss_policy is MissPolicy.DEFER else sys.maxsize
         self._stores.clear()
@@ -92,11 +105,12 @@ class MissPath:
 
     def repeat(self) -> None:
         """The same call runs again for a capture: compare, load and compile nothing."""
-        self._miss_policy = MissPolicy.REPEAT
+        self._miss_policy, self._may_run_whole = MissPolicy.REPEAT, False
 
     def forget_sites(self) -> None:
         """Forget the sites of earlier calls, because the module changed."""
         self._at_sites.clear()
+        self._left_at.clear()
 
     def still_missing(self, site: RegionSite, shapes: Shapes) -> bool:
         """True if the site's code was missing in an earlier call and still is: run the original without its weights."""
@@ -111,8 +125,22 @@ class MissPath:
         if self._miss_policy not in (MissPolicy.DEFER, MissPolicy.DEFER_ALL):
             return False
         region = missing_code.region
-        is_awaited = self._queue.awaits(region) and not missing_code.has_code  # for other sizes, if it has code
-        return is_awaited or (bool(region.unverified) and self._to_compare <= 0)
+        is_awaited = self._queue.awaits(region) and not missing_code.has_code
+        return is_awaited or (self._to_compare <= 0 and missing_code.is_unverified)
+
+    def runs_whole(self, region: Region, site: RegionSite, shapes: Shapes) -> bool:
+        """True if the whole block runs in place of this first share. Its code was missing in an earlier call that ran
+        the shares, which queued them all, and nothing was compiled since.
+        """
+        missing_code = MissingCode(region, shapes, static_sizes(site.dims, shapes))
+        if not self._may_run_whole or missing_code.has_code or not self._queue.awaits(region):
+            return False
+        key, left = (region.key, shapes), self._queue.left
+        if self._left_at.get(key) != left:
+            self._left_at[key] = left
+            return False
+        self.missing[key] = missing_code
+        return True
 
     def resolve(
         self,

@@ -72,7 +72,7 @@ class Region:
     failures: by static sizes, why compiling failed; it is not retried for any sizes with these static ones.
     stored: names of the artifacts that were loaded from the store or saved to it.
     unverified: compiled code that no comparison has confirmed yet.
-    excluded: the latest shapes at which the guards of compiled code fail, and no comparison allowed it.
+    excluded: pairs of code and shapes, the latest ones: its guards fail there, and no comparison showed it to be right.
     """
 
     key: str
@@ -93,8 +93,9 @@ class Region:
     @property
     def is_ready(self) -> bool:
         """True if it has code that was compared with the original, or that a worker made and the next call compares."""
-        found = [self.unverified.get(compiled) for compiled in list(self.compiled)]
-        return any(each is None or each.is_made for each in found)
+        excluded = {compiled for compiled, _ in list(self.excluded)}
+        found = [(compiled, self.unverified.get(compiled)) for compiled in list(self.compiled)]
+        return any(each is None or (each.is_made and compiled not in excluded) for compiled, each in found)
 
     def remember(self, shapes: Shapes, found: CompiledRegion | BypassReason) -> None:
         """Record the code for these shapes, or why the original runs. Evicts the oldest entry beyond 1024."""
@@ -102,9 +103,14 @@ class Region:
         self.by_shapes[shapes] = found
 
     def exclude(self, compiled: CompiledRegion, shapes: Shapes) -> None:
-        """Record that this code may not run at these shapes; others may use it."""
+        """Record that this code may not run at these shapes; it may run at others."""
         _evict(self.excluded)
         self.excluded[compiled, shapes] = None
+
+    def drop(self, compiled: CompiledRegion) -> None:
+        """Remove wrong code."""
+        self.compiled.remove(compiled)
+        self.excluded = {each: None for each in self.excluded if each[0] is not compiled}  # other threads read the old
 
     def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
         """Add new code. The table compares it before its first use, and stores its artifact if the results agree."""
@@ -229,6 +235,11 @@ class RegionCall:
 
 class DeferredCompiler(Protocol):
     """Compiles regions while calls run their originals. Implemented by `CompileQueue`."""
+
+    @property
+    def left(self) -> int:
+        """The number of regions that have no code yet."""
+        ...
 
     def awaits(self, region: Region) -> bool:
         """A call reached the region. Returns True if the region is queued or being compiled."""

@@ -19,7 +19,7 @@ from .region import COMPARED_IN, MOST_APPLICATIONS, Region, RegionCall
 
 logger = logging.getLogger(__name__)
 
-# If a region was compiled more often than this, something defeats its dynamic dimensions.
+# If a region has more pieces of confirmed code than this, something defeats its dynamic dimensions.
 _MOST_COMPILED = 8
 
 
@@ -119,18 +119,21 @@ def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
 
 
 def _validate(call: RegionCall, compiled: CompiledRegion) -> bool:
-    """Decide whether compiled code of the region may run at the call's sizes. If so, store new code. Drops wrong code,
-    and keeps code whose guards fail at these sizes for others.
+    """Decide whether compiled code of the region may run at the call's sizes. If so, store new code.
 
-    Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
+    Drops code that gives other results, but keeps code that its guards exclude here, since calls of other sizes may use
+    it. Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
     finite, and cancellations. The code then stays unverified, and the next call compares it.
     """
     region = call.region
     unverified = region.unverified.get(compiled)
     allowed = _allowed(call, compiled, call.verify or unverified is not None)
-    if not allowed and compiled.guards.check(call.sizes)[0] is not Verdict.HOLDS:
-        region.exclude(compiled, call.shapes)
-        return False
+    if not allowed and (verdict := compiled.guards.check(call.sizes)[0]) is not Verdict.HOLDS:
+        if verdict is Verdict.UNPROVEN:
+            compiled.confirmed.distrust()
+        if verdict is Verdict.BROKEN or unverified is None or unverified.was_compared:
+            region.exclude(compiled, call.shapes)
+            return False
     if unverified is None:
         return allowed
     del region.unverified[compiled]
@@ -140,7 +143,7 @@ def _validate(call: RegionCall, compiled: CompiledRegion) -> bool:
             store, lambda: _compared(unverified.artifact(), store.application)
         )
     else:
-        region.compiled.remove(compiled)
+        region.drop(compiled)
         is_known = not unverified.was_compared  # else it may be right in the other application
     if call.store is not None and unverified.stored and is_known:
         call.store.remove(unverified.stored)

@@ -244,7 +244,7 @@ class RecognisedBlock:
                 run_block, layout, self._kind, reads, call.written, call.stop, call.broadcastable
             )
             times = self._times(arguments, call) if not share else ()
-            about = {"times": times, "begins_block": share == "enter"}
+            about: dict[str, Any] = {"times": times, "begins_block": share == "enter"}
             site = RegionSite(self._name, kind, self._block, function, dims, call.idle, structure, **about)
             self._sites[key] = site
         return site

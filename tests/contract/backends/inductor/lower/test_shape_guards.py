@@ -79,6 +79,12 @@ class TestConfirmedSizes:
         assert {"n": 600, "b": 2} in confirmed
         assert sizes not in confirmed
 
+    def test_code_that_was_wrong_vouches_for_nothing(self, confirmed: ConfirmedSizes) -> None:
+        confirmed.distrust()
+        confirmed.add({"b": 3})
+        assert {"n": 600, "b": 2} not in confirmed and {"b": 3} not in confirmed
+        assert confirmed.plain() == []
+
     def test_the_latest_are_remembered(self, confirmed: ConfirmedSizes) -> None:
         for count in range(1000, 1256):
             confirmed.add({"b": 2, "n": count})

@@ -71,7 +71,7 @@ def test_a_restart_knows_at_which_sizes_kept_code_was_right(tmp_path: Path) -> N
     bound = again.bind(seeded(RightAtBatchTwo))
     with again.expect(region_loads=1, region_calls=1, graph_calls=1):
         assert bound.error(tokens(5, batch=2)) <= TOLERANCE
-    # For general sizes, which is wrong here too and does not count, then for these; the old code is wrong once.
+    # The old code is wrong once. New code for general sizes is wrong too and does not count; code for these is right.
     with again.expect(region_compiles=1, verifications=3, region_calls=1, graph_calls=1):
         assert bound.error(tokens(5, batch=8)) <= TOLERANCE
 

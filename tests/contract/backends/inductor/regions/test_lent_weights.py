@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from compile_cache.call_policy import CallPolicy
 from compile_cache.errors import StillMissingError
 from compile_cache.modules.site import Hook, HookBuilder
 
@@ -92,15 +93,15 @@ def test_a_block_whose_first_share_lacks_code_runs_whole_after_the_call_that_lef
 
         return [Hook(hook.module, forward, (site,))]
 
-    bound = rig.bind(module, build)
-    for count in (0, 1, 2):
+    bound, never = rig.bind(module, build), CallPolicy(may_capture=False)
+    for policy, count in ((never, 0), (never, 0), (never, 1), (CallPolicy(), 1), (never, 2)):
         with rig.expect(eager_calls=1):
-            assert rig.call(bound, tokens()) == 0
-        assert len(wholes) == count
+            assert rig.call(bound, tokens(), policy=policy) == 0
+        assert len(wholes) == count  # not in the first two, since the first one queues code
         rig.work()
     rig.come()
     with rig.expect(graph_calls=1, region_compiles=1, verifications=1, region_calls=1):
-        assert rig.call(bound, tokens()) <= TOLERANCE
+        assert rig.call(bound, tokens(), policy=never) <= TOLERANCE
     assert len(wholes) == 2
 
 
