@@ -159,7 +159,7 @@ class CompileWork:
                 raise NotCompiledError("the process that compiles answered with another region")
             compiled = unpack(artifact)  # outside the lock, so that no call waits for it
             with self._tasks.table.lock:
-                call.region.add_made(artifact, compiled, call.store)
+                call.region.add_made(artifact, compiled, call.shapes, call.store)
         except Exception as error:  # noqa: BLE001 (`_failed` retries the task, or reports why not)
             self._failed(task, error)
             return
@@ -250,4 +250,4 @@ def compile_here(task: CompileTask, yield_point: Callable[[], None], lock: Abstr
     call = task.call
     compiled = compile_trace(traced(task, yield_point), keep=call.store is not None)
     with lock:
-        call.region.add(compiled, functools.partial(pack, call.region.key, call.region.label, compiled))
+        call.region.add(compiled, functools.partial(pack, call.region.key, call.region.label, compiled), call.shapes)

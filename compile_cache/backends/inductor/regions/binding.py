@@ -177,7 +177,7 @@ class RegionBinding:
         donated = [number for number, each in enumerate(given) if isinstance(each, list)]
         tensors = take_donated(given)
         if lend is None:
-            return self._run(site, tensors, donated)
+            return self._run(site, tensors, donated, site.begins_block)
         if refused := self._bound(site).refused:
             return self._run_original(site, tensors, refused)
         if self.misses.still_missing(site, tuple(tuple(tensor.shape) for tensor in tensors)):
@@ -185,7 +185,9 @@ class RegionBinding:
         with lend():
             return self._run(site, tensors, donated)
 
-    def _run(self, site: RegionSite, tensors: list[torch.Tensor], donated: Sequence[int]) -> Any:
+    def _run(
+        self, site: RegionSite, tensors: list[torch.Tensor], donated: Sequence[int], may_run_whole: bool = False
+    ) -> Any:
         bound = self._bound(site)
         weights = weight_inputs(bound.slots)
         site, tensors, refused = bound.loras.added_to(tensors)
@@ -195,7 +197,7 @@ class RegionBinding:
         inputs = [in_region_format(tensor, dims) for tensor, dims in zip(tensors, site.dims, strict=True)]
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         found = None if self.misses.kept else region.by_shapes.get(shapes)
-        if found is None and site.begins_block and self.misses.runs_whole(region, site, shapes):
+        if found is None and may_run_whole and self.misses.runs_whole(region, site, shapes):
             raise StillMissingError
         if found is None:
             found = self.misses.resolve(region, site, weights, inputs, shapes)

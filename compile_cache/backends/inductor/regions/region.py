@@ -51,6 +51,7 @@ def region_key(
 class _Unverified:
     """Code that no comparison has confirmed yet. artifact: makes the artifact to store after it. stored: name of the
     unverified artifact in the store, or empty. is_made: a worker compiled it. is_loaded: it came from the store.
+    made_for: the shapes for which this process made it; None if it was loaded.
     was_compared: another application confirmed it, and may use it again.
     """
 
@@ -59,6 +60,7 @@ class _Unverified:
     is_made: bool = False
     is_loaded: bool = False
     was_compared: bool = False
+    made_for: Shapes | None = None
 
 
 @dataclass(eq=False)
@@ -73,6 +75,7 @@ class Region:
     stored: names of the artifacts that were loaded from the store or saved to it.
     unverified: compiled code that no comparison has confirmed yet.
     excluded: pairs of code and shapes, the latest ones: its guards fail there, and no comparison showed it to be right.
+    dropped: the number of pieces of wrong code.
     """
 
     key: str
@@ -84,6 +87,7 @@ class Region:
     stored: set[str] = field(default_factory=set)
     unverified: dict[CompiledRegion, _Unverified] = field(default_factory=dict)
     excluded: dict[tuple[CompiledRegion, Shapes], None] = field(default_factory=dict)
+    dropped: int = 0
 
     def usable(self, static: Shapes, shapes: Shapes) -> list[CompiledRegion]:
         """The compiled code for these static sizes, without code that is excluded."""
@@ -95,7 +99,9 @@ class Region:
         """True if it has code that was compared with the original, or that a worker made and the next call compares."""
         excluded = {compiled for compiled, _ in list(self.excluded)}
         found = [(compiled, self.unverified.get(compiled)) for compiled in list(self.compiled)]
-        return any(each is None or (each.is_made and compiled not in excluded) for compiled, each in found)
+        return any(
+            each is None or each.is_loaded or (each.is_made and compiled not in excluded) for compiled, each in found
+        )
 
     def remember(self, shapes: Shapes, found: CompiledRegion | BypassReason) -> None:
         """Record the code for these shapes, or why the original runs. Evicts the oldest entry beyond 1024."""
@@ -110,28 +116,34 @@ class Region:
     def drop(self, compiled: CompiledRegion) -> None:
         """Remove wrong code."""
         self.compiled.remove(compiled)
+        self.dropped += 1
         self.excluded = {each: None for each in self.excluded if each[0] is not compiled}  # other threads read the old
 
-    def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact]) -> None:
-        """Add new code. The table compares it before its first use, and stores its artifact if the results agree."""
+    def add(self, compiled: CompiledRegion, artifact: Callable[[], Artifact], shapes: Shapes) -> None:
+        """Add new code for a call of these shapes. The table compares it before its first use, and stores its artifact
+        if the results agree.
+        """
         self.compiled.append(compiled)
-        self.unverified[compiled] = _Unverified(artifact)
+        self.unverified[compiled] = _Unverified(artifact, made_for=shapes)
 
-    def add_made(self, artifact: Artifact, compiled: CompiledRegion, store: ArtifactStore | None) -> None:
+    def add_made(
+        self, artifact: Artifact, compiled: CompiledRegion, shapes: Shapes, store: ArtifactStore | None
+    ) -> None:
         """Add a worker's artifact. It is stored at once, because this process may end before a call compares it.
-        compiled: the artifact's unpacked code.
+        compiled: the artifact's unpacked code. shapes: of the call that it was made for.
         """
         is_kept = store is not None and self.keep(store, lambda: artifact)
-        self._add_unverified(compiled, artifact, artifact.name if is_kept else "")
+        self._add_unverified(compiled, artifact, artifact.name if is_kept else "", shapes)
 
     def _add_unverified(
-        self, compiled: CompiledRegion, artifact: Artifact, stored: str, is_loaded: bool = False
+        self, compiled: CompiledRegion, artifact: Artifact, stored: str, made_for: Shapes | None
     ) -> None:
         def make() -> Artifact:  # not of the unpacked code, which lacks the shared libraries
             return replace(artifact, about={**artifact.about, **measured(compiled)})
 
         self.compiled.append(compiled)
-        self.unverified[compiled] = _Unverified(make, stored, True, is_loaded, COMPARED_IN in artifact.about)
+        was_compared = COMPARED_IN in artifact.about
+        self.unverified[compiled] = _Unverified(make, stored, True, made_for is None, was_compared, made_for)
 
     def load(self, store: ArtifactStore) -> int:
         """Load stored artifacts that are not in memory yet. Returns their number. Discards invalid artifacts.
@@ -148,7 +160,7 @@ class Region:
                     if store.application in artifact.about.get(COMPARED_IN, ()):
                         self.compiled.append(compiled)
                     else:
-                        self._add_unverified(compiled, artifact, artifact.name, is_loaded=True)
+                        self._add_unverified(compiled, artifact, artifact.name, made_for=None)
                     loaded += 1
                 except InvalidArtifactError as error:
                     store.discard(artifact.name, str(error))

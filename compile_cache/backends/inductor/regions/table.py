@@ -19,8 +19,8 @@ from .region import COMPARED_IN, MOST_APPLICATIONS, Region, RegionCall
 
 logger = logging.getLogger(__name__)
 
-# If a region has more pieces of confirmed code than this, something defeats its dynamic dimensions.
-_MOST_COMPILED = 8
+# With more pieces of code for a region, right and wrong ones, something defeats its dynamic dimensions.
+_MOST_COMPILED = 12
 
 
 class RegionTable:
@@ -56,6 +56,7 @@ class RegionTable:
         with self.lock:
             for region in self._regions.values():
                 region.failures.clear()
+                region.dropped = 0
                 found = region.by_shapes.items()
                 region.by_shapes = {shapes: each for shapes, each in found if isinstance(each, CompiledRegion)}
 
@@ -87,7 +88,7 @@ class RegionTable:
             if call.static in region.failures:
                 region.remember(shapes, region.failures[call.static])
                 return region.failures[call.static]
-            if len(region.compiled) - len(region.unverified) >= _MOST_COMPILED:
+            if len(region.compiled) + region.dropped >= _MOST_COMPILED:
                 return _refuse(region, shapes, f"{region.label} was compiled {_MOST_COMPILED} times already")
             return None
 
@@ -121,8 +122,8 @@ def _find_in_memory(call: RegionCall) -> CompiledRegion | None:
 def _validate(call: RegionCall, compiled: CompiledRegion) -> bool:
     """Decide whether compiled code of the region may run at the call's sizes. If so, store new code.
 
-    Drops code that gives other results, but keeps code that its guards exclude here, since calls of other sizes may use
-    it. Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
+    Drops wrong code. But code whose guards fail here may be right at the sizes that it was made for, and stays for
+    these. Raises torch's OutOfMemoryError if memory does not suffice to compare, NotComparedError if too few values are
     finite, and cancellations. The code then stays unverified, and the next call compares it.
     """
     region = call.region
@@ -131,7 +132,7 @@ def _validate(call: RegionCall, compiled: CompiledRegion) -> bool:
     if not allowed and (verdict := compiled.guards.check(call.sizes)[0]) is not Verdict.HOLDS:
         if verdict is Verdict.UNPROVEN:
             compiled.confirmed.distrust()
-        if verdict is Verdict.BROKEN or unverified is None or unverified.was_compared:
+        if verdict is Verdict.BROKEN or unverified is None or unverified.made_for != call.shapes:
             region.exclude(compiled, call.shapes)
             return False
     if unverified is None:

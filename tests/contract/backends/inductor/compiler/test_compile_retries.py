@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -117,22 +118,36 @@ class Paired(Block):
 
 
 @pytest.mark.parametrize("batch", [2, 32])  # at 32 a general trace has the sizes of the call
-def test_code_that_excludes_the_first_sizes_that_reach_it_waits_for_its_own(rig: Behind, batch: int) -> None:
-    even, odd = tokens(12, batch), tokens(9, batch)  # as a cache of keys and values: later steps, and the first one
+@pytest.mark.parametrize(
+    "counts", [(12, 9), (9, 12)], ids=str
+)  # the code for even sizes excludes odd ones, or is wrong
+def test_code_for_sizes_that_reach_it_later_waits_for_them(rig: Behind, counts: tuple[int, int], batch: int) -> None:
+    later, first = (tokens(count, batch) for count in counts)  # as with a cache of keys and values: of the steps
     bound = rig.bind(seeded(lambda: torch.nn.Sequential(Paired())))
-    rig.leave(bound, even)
+    rig.leave(bound, later)
     rig.come()
-    rig.leave(bound, odd)
+    rig.leave(bound, first)
     assert len(rig.workers.jobs) == 1
     with rig.expect(**CAME):  # while the other code is being compiled
-        assert rig.call(bound, even) <= TOLERANCE
+        assert rig.call(bound, later) <= TOLERANCE
     rig.come()
-    with rig.expect(**CAME):
-        assert rig.call(bound, odd) <= TOLERANCE
-    for x in (even, odd):
+    with rig.expect(graph_calls=1, region_compiles=1, verifications=ANY, region_calls=1):
+        assert rig.call(bound, first) <= TOLERANCE
+    for x in (later, first):
         with rig.expect(graph_calls=1, region_calls=1):
             assert rig.call(bound, x) <= TOLERANCE
     assert rig.queue.left == 0
+
+
+def test_a_region_gets_a_limited_number_of_pieces_of_code(rig: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_MOST_COMPILED", 1)
+    bound = rig.bind(seeded(lambda: torch.nn.Sequential(Paired())))
+    rig.leave(bound, tokens(12))
+    rig.come()
+    with rig.expect({"compile_failed": 1}, eager_calls=1):  # no call came to the code that there is
+        assert rig.call(bound, tokens(9)) == 0
+    with rig.expect(**CAME):
+        assert rig.call(bound, tokens(12)) <= TOLERANCE
 
 
 def test_a_worker_that_is_killed_costs_its_job_one_more_try(rig: Behind) -> None:
