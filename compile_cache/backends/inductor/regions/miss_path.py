@@ -85,7 +85,7 @@ class MissPath:
         self._at_sites: dict[tuple[RegionSite, Shapes], tuple[tuple[str, Shapes], MissingCode]] = {}
         # The number of regions that lacked code when a call last ran the shares of a block, by its first share.
         self._left_at: dict[tuple[str, Shapes], int] = {}
-        self._may_run_whole = False
+        self._may_capture = True
         self._to_compare = 0  # regions that the current call may still compare
         # Cached per call: looking up a store reads all settings of the environment, which takes milliseconds.
         self._stores: dict[torch.device, ArtifactStore | None] = {}
@@ -97,7 +97,7 @@ class MissPath:
         """A call of the module begins. most: the regions that it may compare under MissPolicy.DEFER. may_capture: a
         capture may repeat the call.
         """
-        self._may_run_whole = miss_policy is MissPolicy.DEFER and not may_capture
+        self._may_capture = may_capture
         self._progress, self._miss_policy, self.kept, self.missing = progress, miss_policy, kept, {}
         self._to_compare = most if miss_policy is MissPolicy.DEFER else sys.maxsize
         self._stores.clear()
@@ -105,7 +105,7 @@ class MissPath:
 
     def repeat(self) -> None:
         """The same call runs again for a capture: compare, load and compile nothing."""
-        self._miss_policy, self._may_run_whole = MissPolicy.REPEAT, False
+        self._miss_policy = MissPolicy.REPEAT
 
     def forget_sites(self) -> None:
         """Forget the sites of earlier calls, because the module changed."""
@@ -132,8 +132,10 @@ class MissPath:
         """True if the whole block runs in place of this first share. Its code was missing in an earlier call that ran
         the shares, which queued them all, and nothing was compiled since.
         """
+        if self._miss_policy is not MissPolicy.DEFER or self._may_capture:
+            return False
         missing_code = MissingCode(region, shapes, static_sizes(site.dims, shapes))
-        if not self._may_run_whole or missing_code.has_code or not self._queue.awaits(region):
+        if missing_code.has_code or not self._queue.awaits(region):
             return False
         key, left = (region.key, shapes), self._queue.left
         if self._left_at.get(key) != left:

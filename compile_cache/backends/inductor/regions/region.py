@@ -50,7 +50,7 @@ def region_key(
 @dataclass(frozen=True, eq=False)
 class _Unverified:
     """Code that no comparison has confirmed yet. artifact: makes the artifact to store after it. stored: name of the
-    unverified artifact in the store, or empty. is_made: a worker compiled it. is_loaded: it came from the store.
+    unverified artifact in the store, or empty. is_made: a worker compiled it.
     made_for: the shapes for which this process made it; None if it was loaded.
     was_compared: another application confirmed it, and may use it again.
     """
@@ -58,9 +58,12 @@ class _Unverified:
     artifact: Callable[[], Artifact]
     stored: str = ""
     is_made: bool = False
-    is_loaded: bool = False
     was_compared: bool = False
     made_for: Shapes | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.made_for is None
 
 
 @dataclass(eq=False)
@@ -143,7 +146,7 @@ class Region:
 
         self.compiled.append(compiled)
         was_compared = COMPARED_IN in artifact.about
-        self.unverified[compiled] = _Unverified(make, stored, True, made_for is None, was_compared, made_for)
+        self.unverified[compiled] = _Unverified(make, stored, True, was_compared, made_for)
 
     def load(self, store: ArtifactStore) -> int:
         """Load stored artifacts that are not in memory yet. Returns their number. Discards invalid artifacts.

@@ -19,8 +19,8 @@ from .region import COMPARED_IN, MOST_APPLICATIONS, Region, RegionCall
 
 logger = logging.getLogger(__name__)
 
-# With more pieces of code for a region, right and wrong ones, something defeats its dynamic dimensions.
-_MOST_COMPILED = 12
+# With more pieces of confirmed code for a region, or of others, something defeats its dynamic dimensions.
+_MOST_COMPILED = 8
 
 
 class RegionTable:
@@ -88,7 +88,8 @@ class RegionTable:
             if call.static in region.failures:
                 region.remember(shapes, region.failures[call.static])
                 return region.failures[call.static]
-            if len(region.compiled) + region.dropped >= _MOST_COMPILED:
+            others = len(region.unverified) + region.dropped
+            if max(len(region.compiled) - len(region.unverified), others) >= _MOST_COMPILED:
                 return _refuse(region, shapes, f"{region.label} was compiled {_MOST_COMPILED} times already")
             return None
 

@@ -244,8 +244,8 @@ class RecognisedBlock:
                 run_block, layout, self._kind, reads, call.written, call.stop, call.broadcastable
             )
             times = self._times(arguments, call) if not share else ()
-            about: dict[str, Any] = {"times": times, "begins_block": share == "enter"}
-            site = RegionSite(self._name, kind, self._block, function, dims, call.idle, structure, **about)
+            about = (self._name, kind, self._block, function, dims, call.idle, structure)
+            site = RegionSite(*about, times=times, begins_block=share == "enter")
             self._sites[key] = site
         return site
 
