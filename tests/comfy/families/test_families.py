@@ -97,6 +97,11 @@ def test_its_blocks_can_be_left_out_by_name(bench: Bench, core: SimpleNamespace)
         left_out.require_known(["SingleStream"], hooks)
 
 
+# Regions that a second batch size compiles again. A CPU's convolution over frames of (3, 1, 1) has two kernels in torch,
+# by batch and threads, which lay out their results differently, so inductor expects the wrong one at batch 1.
+OVER_FRAMES = {"SVD": 2}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(MODELS))
 def test_the_lowered_code_serves_every_size_too(
@@ -107,6 +112,7 @@ def test_the_lowered_code_serves_every_size_too(
     try:
         bench = Bench(core, MODELS[name])
         assert bench.check(FIRST) == bench.counts(bench.model.compiles)
+        assert bench.check(SIZES[0]) == bench.counts(OVER_FRAMES.get(name, 0))
         bench.check_all([*SIZES, Size(2, 6, 10, 19, 3)])
     finally:
         forget_regions(core)
