@@ -7,7 +7,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import comfy.model_management
@@ -76,8 +76,8 @@ def _preload() -> None:
         device, config = comfy.model_management.get_torch_device(), runtime.cache().config
         with yielding_gil():  # to a prompt that was queued at once
             model_code.read_ahead()
-            lacks_regions = preload(device)
-        registry.candidates(registry.AUTO)[0].prewarm(device, config, runtime.cache().stats.host, lacks_regions)
+            preload(device)
+        registry.candidates(registry.AUTO)[0].prewarm(device, config, runtime.cache().stats.host)
     except UserError as error:  # a setting; each of our nodes raises it too
         logger.warning("Resolute: %s No Resolute node runs until it is corrected and ComfyUI is started again.", error)
     except Exception:
@@ -90,14 +90,14 @@ def load_first(module: torch.nn.Module) -> None:
         _wanted.append(runtime.fingerprint_of(module))
 
 
-def preload(device: torch.device) -> bool:
+def preload(device: torch.device) -> None:
     """Load the compiled regions of the models used last, a queued model's first, and log which are ready.
 
-    Returns True if a model lacks regions.
+    If a model lacks regions, workers start when the first region is loaded: they import torch while the others load.
     """
     cache = runtime.cache()
     models = {model.digest: model for model in cache.shapes.models()[:_MAX_MODELS]}
-    pending = _pending
+    pending, has_looked = _pending, False
     pending.update({digest: _regions(model, device) for digest, model in models.items()})
     if pending:
         collector.make_full_collections_rare()  # a prompt may already wait for this thread's imports
@@ -109,6 +109,9 @@ def preload(device: torch.device) -> bool:
             started = time.perf_counter()
             loaded[digest] += registry.get(backend).preload([region], device, cache.config)
             seconds[digest] += time.perf_counter() - started
+            if not has_looked and _lacks_regions(models.values(), device):
+                registry.candidates(registry.AUTO)[0].prewarm(device, cache.config, cache.stats.host, True)
+            has_looked = True
             continue
         del pending[digest]
         cache.stats.counters.region_loads += loaded[digest]
@@ -116,7 +119,10 @@ def preload(device: torch.device) -> bool:
         if loaded[digest]:
             cache.stats.event("load", f"{loaded[digest]} regions of {models[digest].name}, ahead", seconds[digest])
         logger.info("Resolute: %s", shape_status.line(models[digest], cache, device))
-    located = [shape_status.locate(model.graphs, cache, device) for model in models.values()]
+
+
+def _lacks_regions(models: Iterable[Model], device: torch.device) -> bool:
+    located = [shape_status.locate(model.graphs, runtime.cache(), device) for model in models]
     return any(found.missing for by_backend in located for found in by_backend.values())
 
 

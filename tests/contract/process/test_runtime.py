@@ -199,6 +199,28 @@ def test_a_start_gets_the_backend_ready(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("missing", [set(), {"b"}])
+def test_workers_start_before_the_regions_are_loaded_if_some_are_missing(
+    service: ModuleType, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, missing: set[str]
+) -> None:
+    done: list[str] = []
+    startup = adapter("process.preload")
+    readiness, shapes = startup.shape_status, service.cache().shapes
+    key = startup.GraphKey(_KEY.signature, _KEY.role, "model", "inductor")
+    used = readiness.UsedShape(key, frozenset("abc"), application=service.cache().config.application)
+    monkeypatch.setattr(shapes, "models", lambda: [SimpleNamespace(digest="m", name="SDXL", graphs=(used,))])
+    backend = SimpleNamespace(
+        prewarm=lambda *given: done.append("workers" if given[3:] == (True,) else "rest"),
+        preload=lambda keys, *_: done.extend(keys) or len({*keys} - missing),
+        locate=lambda keys, *_: readiness.Located(on_disk=keys - missing, missing=keys & missing),
+        probe=lambda device: SimpleNamespace(available=True, keeps_graphs=False, captures=True),
+    )
+    monkeypatch.setattr(startup.registry, "candidates", lambda name: [backend])
+    monkeypatch.setattr(startup.registry, "get", lambda name: backend)
+    startup._preload()
+    assert done == ["c", *(["workers"] if missing else []), "b", "a", "rest"]
+
+
 def test_the_server_is_asked_to_tell_of_prompts(adapter: Callable[[str], ModuleType], comfy: None) -> None:
     startup, handlers, starts = adapter("process.preload"), list[Any](), list[Any]()
     server = SimpleNamespace(app=SimpleNamespace(on_startup=starts), add_on_prompt_handler=handlers.append)
