@@ -16,7 +16,7 @@ from ..process import runtime
 from .quantized_weight import FORMATS, layout_of, settings_of
 
 _LEAST_GAIN = 0.95  # a format must take at most this share of the seconds in the file's dtype
-_ROWS = 4096  # tokens of a 1024x1024 image
+TOKENS, UNET_TOKENS = 4096, 2048  # of a 1024x1024 image, in a UNet's inner levels, where most weights are, with CFG
 _FILE = "as in the file"
 
 
@@ -32,8 +32,11 @@ def preferred_format(device: torch.device) -> str | None:
     return None
 
 
-def fastest(device: torch.device) -> Callable[[torch.Tensor], str | None]:
-    """Returns a function from a weight to its fastest format, or None. Timings are stored for this machine."""
+def fastest(device: torch.device, tokens: int = TOKENS) -> Callable[[torch.Tensor], str | None]:
+    """Returns a function from a weight to its fastest format, or None. Timings are stored for this machine.
+
+    tokens: rows of the input that a matmul is timed with.
+    """
     name = preferred_format(device)
     if name is None:
         return lambda weight: None
@@ -45,17 +48,17 @@ def fastest(device: torch.device) -> Callable[[torch.Tensor], str | None]:
         if any(size % FORMATS[name].columns for size in weight.shape):
             return None
         rows, columns = weight.shape
-        key = f"{name} {rows}x{columns} {weight.dtype}"
+        key = f"{name} {tokens}x{rows}x{columns} {weight.dtype}"
         trial = tuner.get(str(device), key)
         if trial is None:
-            trial = _measured(name, weight, device)
+            trial = _measured(name, weight, device, tokens)
             tuner.set(str(device), key, trial)
         return name if trial.fastest(_LEAST_GAIN) == name else None
 
     return choose
 
 
-def _measured(name: str, weight: torch.Tensor, device: torch.device) -> Trial:
+def _measured(name: str, weight: torch.Tensor, device: torch.device, tokens: int) -> Trial:
     """Time a matmul with the weight in the file's dtype and in the format.
 
     A compiled block fuses the input's quantization into its producer. A cast stands in for it: one pass over the input.
@@ -65,7 +68,7 @@ def _measured(name: str, weight: torch.Tensor, device: torch.device) -> Trial:
     about = quant_ops.QUANT_ALGOS[FORMATS[name].name]
     layout = about["comfy_tensor_layout"]
     tensor = quant_ops.QuantizedTensor.from_float(there, layout, **settings_of(name, there))
-    given = torch.randn(_ROWS, weight.shape[1], device=device, dtype=weight.dtype)
+    given = torch.randn(tokens, weight.shape[1], device=device, dtype=weight.dtype)
     quantizes = about.get("quantize_input", True)
     x = quant_ops.QuantizedTensor.from_float(given, layout) if quantizes else given
 

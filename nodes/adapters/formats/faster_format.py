@@ -24,7 +24,7 @@ from ....compile_cache.errors import UserError
 from ....compile_cache.texts import Text
 from ....compile_cache.torch_compat.out_of_memory import is_out_of_memory
 from . import kept_files
-from .choice import fastest, preferred_format
+from .choice import TOKENS, UNET_TOKENS, fastest, preferred_format
 from .quantized_weight import FORMATS, layout_of, quantized
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ _KEEP_DTYPE = re.compile(
     r"[._](mod|modulation|adaln|norm\d*|emb|embed\w*|time\w*|router|gate\.)(?=[._]|$)", re.IGNORECASE
 )
 _IN_BLOCK = re.compile(r"\.\d+\.")  # a number in the name: a layer of a repeated block
+_IN_UNET = re.compile(r"(^|\.)(input|down)_blocks\.")  # keys of ComfyUI's and of diffusers' UNets
 _MARKS = (".comfy_quant", ".scale_weight", ".weight_scale", "scaled_fp8")  # in the keys of a quantized file
 _OTHER_PARTS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
 
@@ -138,7 +139,8 @@ def _quantized(
 ) -> tuple[Any, Quantizer]:
     """Returns the patcher (None if core does not recognise the model) and the quantizer with its counts."""
     device = comfy.model_management.get_torch_device()
-    quantizer = Quantizer(device, fastest(device) if name == AUTO else lambda weight: name)
+    tokens = UNET_TOKENS if any(map(_IN_UNET.search, state_dict)) else TOKENS
+    quantizer = Quantizer(device, fastest(device, tokens) if name == AUTO else lambda weight: name)
     patcher = _loaded(state_dict, metadata, quantizer, disable_dynamic)
     if patcher is not None:
         patcher.cached_patcher_init = (_reload, (path, name))

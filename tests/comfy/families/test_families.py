@@ -97,8 +97,8 @@ def test_its_blocks_can_be_left_out_by_name(bench: Bench, core: SimpleNamespace)
         left_out.require_known(["SingleStream"], hooks)
 
 
-# Regions that a second batch size compiles again. A CPU's convolution over frames of (3, 1, 1) has two kernels in torch,
-# by batch and threads, which lay out their results differently, so inductor expects the wrong one at batch 1.
+# Regions that a second batch size compiles again. On a CPU torch has two kernels for a convolution over frames alone,
+# taken by batch and threads, each with its own layout: inductor expects the wrong one at batch 1.
 OVER_FRAMES = {"SVD": 2}
 
 

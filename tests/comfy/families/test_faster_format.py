@@ -139,7 +139,8 @@ def test_auto_quantizes_the_sizes_that_gain_and_measures_each_once(
 ) -> None:
     choice, trial, measured = core.ours("formats.choice"), core.inside("tuning.tuner").Trial, list[tuple[int, ...]]()
 
-    def measure(name: str, weight: torch.Tensor, device: torch.device) -> Any:
+    def measure(name: str, weight: torch.Tensor, device: torch.device, tokens: int) -> Any:
+        assert tokens == choice.TOKENS
         measured.append(tuple(weight.shape))
         return trial().with_run("as in the file", 1.0).with_run(name, 0.97 if weight.shape == (WIDTH, WIDTH) else 0.5)
 
@@ -155,6 +156,18 @@ def test_auto_quantizes_the_sizes_that_gain_and_measures_each_once(
     assert text == "auto-int8, from the file that was kept"
     assert torch.equal(output_of(again), output_of(patcher))
     assert set(quantized_in(formats.load(file, "int8")[0])) == MEANT, "the kept file has other weights than int8's"
+
+
+@pytest.mark.parametrize("key", ["input_blocks.4.1.proj_in.weight", "model.diffusion_model.down_blocks.1.conv.weight"])
+def test_auto_measures_a_unet_at_the_tokens_of_its_inner_levels(
+    core: Any, formats: Any, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(formats, "fastest", lambda device, tokens: asked.append(tokens))
+    monkeypatch.setattr(formats, "_loaded", lambda *_: None)
+    for keys in ([key], ["double_blocks.0.img_attn.qkv.weight"]):
+        formats._quantized("a file", "auto", dict.fromkeys(keys), None)
+    assert asked == [core.ours("formats.choice").UNET_TOKENS, core.ours("formats.choice").TOKENS]
 
 
 @pytest.mark.parametrize("name", FORMATS)
