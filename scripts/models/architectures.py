@@ -56,6 +56,11 @@ FLUX: dict[str, Any] = {
     "mlp_ratio": 4.0, "num_heads": 1, "depth": 1, "depth_single_blocks": 1, "axes_dim": [16, 56, 56], "theta": 10000,
     "patch_size": 2, "txt_ids_dims": [], "qkv_bias": True, "guidance_embed": True,
 }  # fmt: skip
+KLEIN: dict[str, Any] = {
+    **FLUX, "in_channels": 128, "out_channels": 128, "vec_in_dim": None, "context_in_dim": 7680, "mlp_ratio": 3.0,
+    "axes_dim": [32, 32, 32, 32], "theta": 2000, "patch_size": 1, "txt_ids_dims": [3], "qkv_bias": False,
+    "guidance_embed": False, "global_modulation": True, "mlp_silu_act": True, "ops_bias": False,
+}  # fmt: skip
 
 
 def state_dict_shapes(kind: str) -> Shapes:
@@ -100,11 +105,11 @@ def _sd3_tiny() -> Shapes:
     return {**_shapes(model, "model.diffusion_model."), **_vae(32, SD3["in_channels"])}
 
 
-def _flux_tiny() -> Shapes:
+def _flux(config: dict[str, Any]) -> Shapes:
     import comfy.ldm.flux.model
     import comfy.ops
 
-    model = comfy.ldm.flux.model.Flux(dtype=None, device="meta", operations=comfy.ops.disable_weight_init, **FLUX)
+    model = comfy.ldm.flux.model.Flux(dtype=None, device="meta", operations=comfy.ops.disable_weight_init, **config)
     return _shapes(model, "")
 
 
@@ -117,7 +122,8 @@ _BUILDERS: dict[str, Callable[[], Shapes]] = {
     "sd15-mini-controlnet": lambda: _controlnet(SD15_MINI),
     "sdxl-controlnet": lambda: _controlnet(SDXL),
     "sd3-tiny": _sd3_tiny,
-    "flux-tiny": _flux_tiny,
+    "flux-tiny": lambda: _flux(FLUX),
+    "klein-tiny": lambda: _flux(KLEIN),
 }
 
 

@@ -41,6 +41,7 @@ KINDS = {
     "sdxl-controlnet": Kind("controlnet", 2500, "a ControlNet for sdxl"),
     "sd3-tiny": Kind("checkpoints", 90, "SD3, hidden size 128, 2 blocks, small VAE decoder, no text encoders"),
     "flux-tiny": Kind("diffusion_models", 2, "Flux, hidden size 128, 1 + 1 blocks, UNet only"),
+    "klein-tiny": Kind("diffusion_models", 3, "Flux 2 Klein, hidden size 128, 1 + 1 blocks, UNet only"),
 }
 
 

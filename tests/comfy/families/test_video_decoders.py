@@ -237,7 +237,7 @@ def test_the_lowered_code_gives_the_same(core: SimpleNamespace, monkeypatch: pyt
     try:
         bench = Bench(core, DECODERS[name])
         counted = [bench.check(*size, bypasses=True) for size in (FIRST, *SIZES)]
-        assert sum(each["compile_failures"] for each in counted) == DECODERS[name].not_on_cpu
+        assert sum(each["compile_failures"] for each in counted) == 0
         for size in (FIRST, *SIZES):
             assert bench.check(*size, bypasses=True)["region_compiles"] == 0, size
     finally:

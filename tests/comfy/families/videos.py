@@ -44,7 +44,6 @@ _WAN: dict[str, Any] = {"z_dim": 4, "dim_mult": [1, 1], "num_res_blocks": 1, "te
 class Decoder:
     """kind: "module.Class" below comfy.ldm. settings: of a small one. part: of it, that has the method. channels: of
     the latent. arguments: by name, beside the latent. compiles: all regions. unused: that are counted all the same.
-    not_on_cpu: that inductor's code for the CPU gets wrong, so that they run eagerly there.
     """
 
     kind: str
@@ -54,7 +53,6 @@ class Decoder:
     part: str = ""
     method: str = "forward"
     unused: int = 0
-    not_on_cpu: int = 0
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def make(self) -> Any:
@@ -85,10 +83,10 @@ def _fill(name: str, weight: torch.Tensor) -> None:
 DECODERS = {
     "Wan 2.1": Decoder("wan.vae.WanVAE", {"dim": 8, **_WAN}, 4, 14, method="decode"),
     "Wan 2.2": Decoder("wan.vae2_2.WanVAE", {"dim": 4, "dec_dim": 8, **_WAN}, 4, 10, method="decode"),
-    "HunyuanVideo": Decoder("modules.diffusionmodules.model.Decoder", _KL, 4, 17, not_on_cpu=2),
-    "HunyuanVideo 1.5": Decoder("hunyuan_video.vae_refiner.Decoder", _REFINER, 8, 18, not_on_cpu=2),
+    "HunyuanVideo": Decoder("modules.diffusionmodules.model.Decoder", _KL, 4, 17),
+    "HunyuanVideo 1.5": Decoder("hunyuan_video.vae_refiner.Decoder", _REFINER, 8, 18),
     "HunyuanImage 2.1": Decoder(
-        "hunyuan_video.vae_refiner.Decoder", {**_REFINER, "refiner_vae": False}, 8, 7, unused=1, not_on_cpu=2
+        "hunyuan_video.vae_refiner.Decoder", {**_REFINER, "refiner_vae": False}, 8, 7, unused=1
     ),
     "LTX": Decoder(
         "lightricks.vae.causal_video_autoencoder.Decoder",
@@ -109,6 +107,6 @@ DECODERS = {
         8,
         1,
     ),
-    "Cosmos": Decoder("cosmos.vae.CausalContinuousVideoTokenizer", _COSMOS, 4, 8, part="decoder", not_on_cpu=1),
+    "Cosmos": Decoder("cosmos.vae.CausalContinuousVideoTokenizer", _COSMOS, 4, 8, part="decoder"),
     "Mochi": Decoder("genmo.vae.model.Decoder", _MOCHI, 4, 4),
 }

@@ -79,9 +79,11 @@ def test_a_taesd_decoder_in_tiles_says_so_for_each_tile(check: Check, seed: int)
 
 
 @pytest.mark.long
-def test_a_video_decoder_compiles_before_its_first_video_only(check: Check, seeds: Any) -> None:
-    # It carries frames from call to call in a list. Core's VAE has four levels, so there are many regions.
-    for width, height, frames, is_first in [(64, 64, 3, True), (72, 104, 4, False), (88, 56, 2, False)]:
+def test_a_video_decoder_compiles_for_its_first_odd_and_even_number_of_frames(check: Check, seeds: Any) -> None:
+    # It decodes one frame, then pairs, then a frame that is left over, and carries frames from call to call in a list.
+    # Core's VAE has four levels, so there are many regions.
+    sizes = [(64, 64, 3, True), (72, 104, 4, True), (88, 56, 2, False), (56, 72, 5, False)]
+    for width, height, frames, is_first in sizes:
         prompt = decode_only(of_layout(16, "video"), next(seeds), width, height)
         size = {"width": width, "height": height, "batch": 1, "frames": frames}
         prompt["latent"] = node("ResoluteTestLatent", seed=next(seeds), channels=16, **size)
