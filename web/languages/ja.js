@@ -439,6 +439,7 @@ export default {
   "as in the file: no weight is faster in another format here": "ファイルのまま: ここでは別の形式で速くなる重みがありません",
   "{format} for {count} weights": "{count} 個の重みが {format}",
   "{count} left as in the file": "{count} 個はファイルのまま",
+  "{summary}; auto takes {format} on this GPU": "{summary}。この GPU では auto は {format} を選びます",
   "{parts} (largest error {error} percent)": "{parts}（最大誤差 {error} %）",
   "as in the file": "ファイルのまま",
   "as in the file, which is quantized already": "ファイルのまま（量子化済み）",

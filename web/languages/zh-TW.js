@@ -439,6 +439,7 @@ export default {
   "as in the file: no weight is faster in another format here": "與檔案相同：在此處沒有權重用其他格式更快",
   "{format} for {count} weights": "{count} 個權重為 {format}",
   "{count} left as in the file": "{count} 個與檔案相同",
+  "{summary}; auto takes {format} on this GPU": "{summary}；在此 GPU 上 auto 會用 {format}",
   "{parts} (largest error {error} percent)": "{parts}（最大誤差 {error}%）",
   "as in the file": "與檔案相同",
   "as in the file, which is quantized already": "與檔案相同，檔案已經量化",

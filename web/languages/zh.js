@@ -439,6 +439,7 @@ export default {
   "as in the file: no weight is faster in another format here": "与文件相同：在此处没有权重用其他格式更快",
   "{format} for {count} weights": "{count} 个权重为 {format}",
   "{count} left as in the file": "{count} 个与文件相同",
+  "{summary}; auto takes {format} on this GPU": "{summary}；在此 GPU 上 auto 会用 {format}",
   "{parts} (largest error {error} percent)": "{parts}（最大误差 {error}%）",
   "as in the file": "与文件相同",
   "as in the file, which is quantized already": "与文件相同，文件已经量化",

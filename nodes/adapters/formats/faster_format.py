@@ -112,7 +112,8 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
     if _is_quantized(state_dict, metadata):
         return comfy.sd.load_diffusion_model(path), Text("as in the file, which is quantized already")
     device = comfy.model_management.get_torch_device()
-    preferred = preferred_format(device) if name == AUTO else name
+    best = preferred_format(device)
+    preferred = best if name == AUTO else name
     if preferred is None:
         return comfy.sd.load_diffusion_model(path), Text("as in the file: no format is faster on this device")
     kept_as = name if name != AUTO else f"{AUTO}-{preferred}"  # it has weights of both formats
@@ -126,7 +127,9 @@ def load(path: str, name: str, keep: bool = False) -> tuple[Any, Text]:
     logger.info("Resolute: %s", quantizer.text)
     if keep and quantizer.counts:
         kept_files.write(path, kept_as, patcher)
-    return patcher, quantizer.text
+    if preferred == best or best is None:
+        return patcher, quantizer.text
+    return patcher, Text("{summary}; auto takes {format} on this GPU", summary=quantizer.text, format=best)
 
 
 def _reload(path: str, name: str, disable_dynamic: bool = False) -> Any:

@@ -158,6 +158,12 @@ def test_auto_quantizes_the_sizes_that_gain_and_measures_each_once(
     assert set(quantized_in(formats.load(file, "int8")[0])) == MEANT, "the kept file has other weights than int8's"
 
 
+def test_a_format_that_auto_would_not_take_is_named(formats: Any, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "preferred_format", lambda device: "fp8")
+    assert formats.load(file, "int8")[1].endswith(" percent); auto takes fp8 on this GPU")
+    assert formats.load(file, "fp8")[1].endswith(" percent)")
+
+
 @pytest.mark.parametrize("key", ["input_blocks.4.1.proj_in.weight", "model.diffusion_model.down_blocks.1.conv.weight"])
 def test_auto_measures_a_unet_at_the_tokens_of_its_inner_levels(
     core: Any, formats: Any, monkeypatch: pytest.MonkeyPatch, key: str
