@@ -32,7 +32,7 @@ def preferred_format(device: torch.device) -> str | None:
     return None
 
 
-def fastest(device: torch.device, tokens: int = TOKENS) -> Callable[[torch.Tensor], str | None]:
+def fastest(device: torch.device, tokens: int) -> Callable[[torch.Tensor], str | None]:
     """Returns a function from a weight to its fastest format, or None. Timings are stored for this machine.
 
     tokens: rows of the input that a matmul is timed with.

@@ -54,9 +54,10 @@ def test_a_patch_of_cores_own_runs_between_compiled_parts_of_a_block(
         pytest.skip("this ComfyUI has no such node")
     caches = patch["class_type"] == "FluxKVCache"  # of reference images; core has it for Flux 2 alone
     prompt = with_sampling(flux_prompt(prompt, make_model("klein-tiny" if caches else "flux-tiny")), cfg=3.0)
-    for name in ("positive", "negative") if caches else ():
+    if caches:
         prompt["latent"]["class_type"] = "EmptyFlux2LatentImage"
         prompt["of_reference"] = node("ResoluteTestLatent", seed=1, channels=128, width=64, height=64, batch=1)
+    for name in ("positive", "negative") if caches else ():
         prompt[f"{name}_reference"] = node("ReferenceLatent", conditioning=[name, 0], latent=["of_reference", 0])
         prompt[name]["inputs"]["width"] = 7680
         prompt["sample"]["inputs"][name] = [f"{name}_reference", 0]

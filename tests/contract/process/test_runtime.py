@@ -200,7 +200,7 @@ def test_a_start_gets_the_backend_ready(
 
 
 @pytest.mark.parametrize("missing", [set(), {"b"}])
-def test_workers_start_before_the_regions_are_loaded_if_some_are_missing(
+def test_workers_start_before_the_other_regions_are_loaded_if_some_are_missing(
     service: ModuleType, adapter: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, missing: set[str]
 ) -> None:
     done: list[str] = []

@@ -28,7 +28,7 @@ folder, deaf, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 module = command_module("scripts/test")
 module.command.prepare = module.why_not = lambda *given: None
 module.shards.REPORTS = folder
-module.run_shards.end.__defaults__ = (2.0 if deaf else 120.0,)
+module.run_shards.end.__defaults__ = (2.0 if deaf else 60.0,)
 
 def pytest_of(options, passed):
     name = options.shard or "one"
@@ -90,7 +90,7 @@ def test_nothing_is_left(tmp_path: Path, arguments: list[str], count: int, numbe
     assert len(pids) == 2 * count and all(map(is_running, pids))
     try:
         process.send_signal(number)
-        process.communicate(timeout=240)
+        process.communicate(timeout=120)
         wait_for(lambda: not any(map(is_running, pids)), 20)  # what was killed ends a moment later
     finally:
         for pid in filter(is_running, [process.pid, *pids]):
