@@ -78,9 +78,29 @@ class ResoluteTestTinyVAE(Node):
 
     def build(self, seed: int) -> tuple[Any]:
         """Build the VAE with ComfyUI's own class from a random state dict."""
-        config = {"params": {"ddconfig": dict(VAE), "embed_dim": 4}}
-        empty = comfy.sd.AutoencoderKL(**config["params"])
-        return (comfy.sd.VAE(sd=fill(empty, seed), config=config),)
+        return (_vae(seed),)
+
+
+class ResoluteTestFloat32VAE(Node):
+    """The tiny VAE with weights as ComfyUI rounds them, computing in float32."""
+
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "build"
+    INPUTS = {"seed": SEED}
+
+    def build(self, seed: int) -> tuple[Any]:
+        """Build the VAE; its weights were rounded to the dtype that ComfyUI chooses on this device."""
+        return (_vae(seed, _vae(seed).vae_dtype),)
+
+
+def _vae(seed: int, rounded: torch.dtype | None = None) -> Any:
+    """rounded: a dtype for the weights, which then compute in float32. Without it ComfyUI chooses the dtype."""
+    config = {"params": {"ddconfig": dict(VAE), "embed_dim": 4}}
+    weights = fill(comfy.sd.AutoencoderKL(**config["params"]), seed)
+    if rounded is None:
+        return comfy.sd.VAE(sd=weights, config=config)
+    weights = {name: weight.to(rounded).float() for name, weight in weights.items()}
+    return comfy.sd.VAE(sd=weights, config=config, dtype=torch.float32)
 
 
 def _patcher(seed: int, kind: str, disable_dynamic: bool = False) -> Any:

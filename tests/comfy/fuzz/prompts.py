@@ -215,7 +215,8 @@ class _Builder:
         return self._add("noise-mask", "SetLatentNoiseMask", samples=latent, mask=mask)
 
     def _vae(self) -> Link:
-        vae = self._add("vae", "ResoluteTestTinyVAE", seed=self._w.vae_weights)
+        kind = "ResoluteTestFloat32VAE" if self._in_float32 else "ResoluteTestTinyVAE"
+        vae = self._add("vae", kind, seed=self._w.vae_weights)
         if self._w.decode == "one by one":  # as on a machine with little memory
             vae = self._add("vae-memory", "ResoluteTestVAEMemory", vae=vae, at_once=1)
         return self._compile("compile-vae", "vae", self._w.vae_backend, vae)
