@@ -72,7 +72,8 @@ def _error(difference: torch.Tensor, weight: torch.Tensor) -> float:
     """The relative error of the whole weight or the median over its columns, whichever is larger: one column of
     outliers spoils all others, and the error of the whole hides that.
     """
-    norms = [(each.norm(), each.norm(dim=0)) for each in (difference, weight)]
-    (part, parts), (whole, wholes) = norms
+    # Few operations on the device: the host takes longer to launch one than the device to run it.
+    parts, wholes = torch.stack([difference.norm(dim=0), weight.norm(dim=0)]).cpu()
     tiny = torch.finfo(torch.float32).tiny
-    return float(torch.maximum(part / whole.clamp_min(tiny), (parts / wholes.clamp_min(tiny)).median()))
+    whole = parts.norm() / wholes.norm().clamp_min(tiny)
+    return float(torch.maximum(whole, (parts / wholes.clamp_min(tiny)).median()))
