@@ -234,7 +234,8 @@ class Player:
             return
         # Rounding in front of a quantizer is amplified, so two right results differ as in half precision.
         rounds = self._half_precision or one.workflow.kind in QUANTIZED
-        if rounds and self._is_as_exact(one.result, expected, self._run_exact(one.workflow)):
+        exact = self._run_exact(one.workflow) if rounds else None
+        if exact is not None and self._is_as_exact(one.result, expected, exact):
             self.tally.rounded += 1
             return
         if self._is_one_of_comfyuis_own(one.workflow, one.result):
@@ -246,7 +247,10 @@ class Player:
         if one.workflow.decides and not self._differs_again(one.workflow):
             self.tally.knife_edges += 1
             return
-        raise Unexpected(f"{one.event}: the results differ by {latent:.3g}, images by {image} of 255", **prompts)
+        text = f"{one.event}: the results differ by {latent:.3g}, images by {image} of 255"
+        if exact is not None and _alike(one.result, exact):
+            text += f"; to float32 by {_norms(one.result, exact)}, ComfyUI's own by {_norms(expected, exact)}"
+        raise Unexpected(text, **prompts)
 
     def _run_exact(self, workflow: Workflow) -> Run:
         """ComfyUI's own result in float32."""
