@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 
 STEPS = 4
 SEEDS = itertools.count()  # ComfyUI would answer a repeated prompt without sampling
-TOLERANCE = 3e-2  # fp16 on CUDA, over several steps of a random model
+CUDA_TOLERANCE = 3e-2  # fp16, over several steps of a random model
 
 
 def run_both(server: ComfyServer, width: int = 256) -> rig.Run:
@@ -33,8 +33,7 @@ def run_both(server: ComfyServer, width: int = 256) -> rig.Run:
     expected = bench.run(plain)
     ours = bench.run(rig.with_model(plain, rig.compile_model()))
     error = rig.latent_error(ours.latents[0], expected.latents[0])
-    print(width, f"{error:.1e}", ours.rise)
-    assert error <= TOLERANCE
+    assert error <= (rig.LATENT_TOLERANCE if server.cpu else CUDA_TOLERANCE)
     return ours
 
 
@@ -59,7 +58,7 @@ def kill(server: ComfyServer) -> None:
     server.process.wait()
 
 
-def test_pictures_are_right_after_each_kill(
+def test_latents_are_right_after_each_kill(
     make_server: MakeServer, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     ours = {"RESOLUTE_STORE": str(tmp_path / "store"), "RESOLUTE_WORKERS": "2", "RESOLUTE_COMPILE": "behind"}
@@ -83,7 +82,6 @@ def test_pictures_are_right_after_each_kill(
     kill(second)
 
     third = start()
-    before = rig.Bench(third.client).counters()
     wait_for(lambda: is_compiled(run_both(third)))
-    assert rig.Bench(third.client).counters()["region_compiles"] == before["region_compiles"] == 0
+    assert rig.Bench(third.client).counters()["region_compiles"] == 0
     wait_for(lambda: not set(workers()) - others)

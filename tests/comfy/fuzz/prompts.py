@@ -214,15 +214,16 @@ class _Builder:
         mask = self._half("mask") if w.mask == "half" else self._add("mask", "SolidMask", value=0.6, **size)
         return self._add("noise-mask", "SetLatentNoiseMask", samples=latent, mask=mask)
 
-    def _vae(self) -> Link:
-        kind = "ResoluteTestFloat32VAE" if self._in_float32 else "ResoluteTestTinyVAE"
-        vae = self._add("vae", kind, seed=self._w.vae_weights)
+    def _vae(self, name: str = "vae", kind: str = "ResoluteTestTinyVAE") -> Link:
+        vae = self._add(name, kind, seed=self._w.vae_weights)
         if self._w.decode == "one by one":  # as on a machine with little memory
-            vae = self._add("vae-memory", "ResoluteTestVAEMemory", vae=vae, at_once=1)
+            vae = self._add(f"{name}-memory", "ResoluteTestVAEMemory", vae=vae, at_once=1)
         return self._compile("compile-vae", "vae", self._w.vae_backend, vae)
 
     def _decoder(self, latent: Link) -> None:
         tiles = _TILES if self._w.decode == "tiled" else {}
         kind = "VAEDecodeTiled" if tiles else "VAEDecode"
-        decoded = self._add("decode", kind, samples=latent, vae=self._vae(), **tiles)
+        # The source is encoded alike in both: its rounding is no error of the sampling.
+        vae = self._vae("vae-float32", "ResoluteTestFloat32VAE") if self._in_float32 else self._vae()
+        decoded = self._add("decode", kind, samples=latent, vae=vae, **tiles)
         self._add("image", "SaveImage", images=decoded, filename_prefix="fuzz")
