@@ -9,9 +9,10 @@ own server with an empty store. `first_seconds`: of the first prompt, which load
 may end before the compiler is imported, the benchmark waits until no compile is pending (`waited`, not part of any
 figure). Then it runs prompts until all code is compared (`is_settled`), one of one step and three whole ones: `step_ms`
 is (median - that of one step) / (steps - 1). `--unquantized` leaves out the formats, `--patch` adds a node of ComfyUI
-after each model. GiB: `peak_gib` of the device, the server's `rss_gib`, and the part of it that no file backs,
-`unbacked_gib`. `errors`: of the whole prompts' latents to stock's; `psnr`: of their pictures, for SDXL only. `told`:
-the node's text. Stock comes first, since the others are compared with it.
+after each model (MultiGPU_WorkUnits uses one card with `--argument=--cuda-device=0`). GiB: `peak_gib` of the device,
+the server's `rss_gib`, and the part of it that no file backs, `unbacked_gib`. `errors`: of the whole prompts' latents
+to stock's; `psnr`: of their pictures, for SDXL only. `told`: the node's text. Stock comes first, since the others are
+compared with it.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ MODELS = {"Flux": "flux", "Klein": "klein", "Z-Image": "z-image", "SDXL": "sdxl"
 FORMATS = ("fp8", "int8", "auto", "nvfp4")  # of the node; the last one only on request
 START, SETTLE, WHOLE, STEPS = 60.0, 12, 3, 10  # seconds of a contender at least; prompts that settle, whole ones; steps
 UNSETTLED = ("region_compiles", "original_replays", "waiting_calls")  # counters: code is still compiled or compared
-NAG, KV_CACHE = "NAGuidance", "FluxKVCache"  # nodes of ComfyUI
-PATCHES: dict[str, dict[str, float]] = {NAG: {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5}, KV_CACHE: {}}
+NAG, KV_CACHE, SPLIT = "NAGuidance", "FluxKVCache", "MultiGPU_WorkUnits"  # nodes of ComfyUI
+PATCHES: dict[str, dict[str, float]] = {
+    NAG: {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5}, KV_CACHE: {}, SPLIT: {"max_gpus": 2},
+}  # fmt: skip
 _PARTS = {"diffusion_models": "model.diffusion_model.", "vae": "first_stage_model."}
 _UNET = Family("", {}, (), 77, 2048, 1280, "EmptyLatentImage", 1, (4, 8), None, ((1024, 1024),))
 
@@ -75,7 +78,7 @@ def make(setup: command.Setup, models: Path, name: str, is_small: bool) -> Famil
 
 def prompt(name: str, made: Family, contender: str, steps: int, seed: int, patch: str = "") -> dict[str, Any]:
     """A contender's prompt. contender: stock, Resolute, or a format of the node with Resolute. patch: one of PATCHES;
-    with the cache of keys and values, the latent is also a reference.
+    with the cache of keys and values, the latent is also a reference; with the split over two GPUs, CFG is on.
     """
     nodes = workloads.transformer(name, made, (*made.sizes[0], 1, ""), steps, seed)
     if contender in FORMATS:
@@ -84,6 +87,8 @@ def prompt(name: str, made: Family, contender: str, steps: int, seed: int, patch
         nodes["sample"]["inputs"].update(cfg=7.0, scheduler="normal")
         nodes |= {"vae": node("VAELoader", vae_name=file_of(name))} | rig.decoded("sample", ["vae", 0])
     nodes = workloads.as_contender(nodes, STOCK if contender == STOCK else OURS)
+    if patch == SPLIT:
+        nodes["sample"]["inputs"]["cfg"] = 7.0
     if patch == KV_CACHE:
         nodes["reference"] = node("ReferenceLatent", conditioning=["positive", 0], latent=["latent", 0])
         nodes["sample"]["inputs"]["positive"] = ["reference", 0]

@@ -5,7 +5,7 @@
                                [--seconds 500] [--commit HASH] [--argument ...] [--cpu]
 
 A row is one case with one contender and one model. Each prompt has its own seed and is sent after the previous one
-ended, the first one when the server answers. Transformers run only the first case:
+ended, the first one when the server answers. Only SDXL runs more than the first case; two models run in turn:
 
     queue            an empty store
     restart          a new server with the store of `queue`, and no other compiled files
@@ -46,50 +46,19 @@ from scripts.setup import command
 from . import rig, workloads
 from .card_memory import GIB, Memory, small_card, used_bytes
 from .cells import PARTS, Cells, OutOfTimeError, Row, add_options
-from .family_models import family
 from .random_lora import write_lora
 from .rig import OURS, STOCK, commit_of
 
-MODELS = {"SDXL": "sdxl", "Flux": "flux", "Z-Image": "z-image"}  # of `workloads`
+MODELS = {
+    "SDXL": ("sdxl",), "Flux": ("flux",), "Z-Image": ("z-image",), "Qwen-Image": ("qwen-image",), "Wan": ("wan",),
+    "SDXL and Flux": ("sdxl", "flux"),
+}  # fmt: skip
 QUEUE, RESTART, LACKING, PAUSES = "queue", "restart", "restart-lacking", "pauses"
 CASES = {QUEUE: 24, RESTART: 8, LACKING: 8, PAUSES: 8, "free-8": 10, "free-6": 10}  # prompts, from the first
 PAUSE, FREE = 8.0, {"free-8": 8.0, "free-6": 6.0}  # seconds, and GiB
 START, FIRST, EACH = 20.0, 30.0, 4.0  # seconds on a slow host: server start, all prompts at least, each prompt
 RESTARTS, REMOVED = (RESTART, LACKING), 3
-Prompt = tuple[int, int, str]  # width, height; BATCH, LONG, LORA or empty
-BATCH, LONG, LORA = "batch 2", "154 tokens", "LoRA"
 _OF_UNET = ("BasicTransformerBlock", "ResBlock", "SpatialTransformer", "UNetModel")  # prefixes of its regions' labels
-_SDXL = (
-    (5, 1024, 1024, ""), (2, 960, 720, ""), (3, 1024, 1024, ""), (2, 1280, 1280, ""), (2, 512, 2048, ""),
-    (2, 1024, 1024, BATCH), (2, 1024, 1024, LONG), (2, 1024, 1024, LORA), (2, 1024, 1024, ""), (2, 960, 720, ""),
-)  # fmt: skip
-
-
-def name_of(prompt: Prompt) -> str:
-    return f"{prompt[0]}x{prompt[1]}" + (f", {prompt[2]}" if prompt[2] else "")
-
-
-def prompts_of(model: str, is_small: bool) -> list[Prompt]:
-    """The whole queue of a model. is_small: sides an eighth as long; for transformers, their small sizes."""
-    if MODELS[model] in workloads.CHECKPOINTS:
-        small = 8 if is_small else 1
-        kinds = [(count, (w // small // 8 * 8, h // small // 8 * 8, more)) for count, w, h, more in _SDXL]
-    else:
-        one, other = ((*size, "") for size in family(MODELS[model], is_small).sizes[:2])
-        kinds = [(5, one), (3, other), (3, one), (3, other)]
-    return [prompt for count, prompt in kinds for _ in range(count)]
-
-
-def nodes_of(row: Row, prompt: Prompt, seed: int, files: dict[str, str], is_small: bool) -> dict[str, Any]:
-    name, (width, height, more) = MODELS[row["model"]], prompt
-    size = (width, height, 2 if more == BATCH else 1, "a lighthouse " * (60 if more == LONG else 1))
-    if name in workloads.CHECKPOINTS:
-        nodes = rig.prompt(files[name], size, 3 if is_small else rig.STEPS, seed)
-    else:
-        nodes = workloads.transformer(name, family(name, is_small), size, 3 if is_small else 10, seed)
-    if more == LORA:
-        nodes = rig.with_lora(nodes, files["lora"])
-    return workloads.as_contender(nodes, row["contender"])
 
 
 def tier_of(contender: str, risen: dict[str, Any]) -> int | None:
@@ -147,8 +116,11 @@ class Queue:
         self, setup: command.Setup, options: argparse.Namespace, cells: Cells, row: Row, files: dict[str, str]
     ) -> None:
         self._setup, self._options, self._cells, self._row, self._case = setup, options, cells, row, row["case"]
-        self._wanted = prompts_of(row["model"], options.cpu)[: min(CASES[self._case], options.prompts)]
-        self._nodes = [nodes_of(row, each, 1 + n, files, options.cpu) for n, each in enumerate(self._wanted)]
+        self._wanted = workloads.queue(MODELS[row["model"]], options.cpu)[: min(CASES[self._case], options.prompts)]
+        self._nodes = [
+            workloads.nodes_of(each, row["contender"], 1 + number, files, options.cpu)
+            for number, each in enumerate(self._wanted)
+        ]
         self._folder = place_of(options, row, QUEUE if self._case in RESTARTS else self._case)
         self._pause = PAUSE if self._case == PAUSES else 0.0
         self.guess = START + max(FIRST, len(self._wanted) * (EACH + self._pause))  # seconds
@@ -202,8 +174,9 @@ class Queue:
             ended, last, counters, taken = time.monotonic(), counters, rig.counters(client), memory.take()
             taken["device_gib"] = round(taken["device_gib"] - before / GIB, 3)
             risen = rig.rise(last, counters)
-            about = {"name": name_of(wanted), "seed": 1 + number, "unix": unix, "execution": execution_seconds(history)}
-            times = {"seconds": round(ended - sent, 3), "clock": round(ended - began, 3)}
+            about = {"name": wanted.name, "model": wanted.model, "seed": 1 + number, "unix": unix}
+            times = {"execution": execution_seconds(history), "seconds": round(ended - sent, 3)}
+            times["clock"] = round(ended - began, 3)
             tier = tier_of(self._row["contender"], risen)
             prompts.append({**about, **times, "tier": tier, "error": None, "counters": risen, **taken})
             is_last = number + 1 == len(self._wanted)
@@ -223,7 +196,7 @@ class Queue:
     def _keep(self, client: Client, history: History, number: int) -> None:
         """While the next prompt runs: write the row, save the latents, and compute the errors to stock known by now."""
         row, cells = self._row, self._cells
-        row[PARTS] = [*map(name_of, self._wanted[number + 1 :])]
+        row[PARTS] = [each.name for each in self._wanted[number + 1 :]]
         row["peak_gib"] = max(each["device_gib"] for each in row["prompts"])
         cells.add(row)
         found = rig.latents(client, history).astype("float32")
@@ -247,7 +220,7 @@ def rows_of(options: argparse.Namespace, cells: Cells) -> list[Row]:
     contenders = sorted(options.contender or (OURS, STOCK), key=lambda each: (each == STOCK) != options.stock_first)
     for model, contender in [(model, each) for model in options.model or MODELS for each in contenders]:
         cases = [case for case in CASES if case in (options.case or CASES) and (case, contender) != (LACKING, STOCK)]
-        cases = cases if MODELS[model] in workloads.CHECKPOINTS else [case for case in cases if case == QUEUE]
+        cases = cases if MODELS[model] == workloads.CHECKPOINTS else [case for case in cases if case == QUEUE]
         row = {"model": model, "contender": contender, "case": QUEUE}
         lacking = [case for case in cases if cells.lacks(key_of({**row, "case": case}))]
         is_gone = cells.lacks(key_of(row)) or not place_of(options, row, QUEUE).is_dir()
@@ -282,7 +255,8 @@ def run(setup: command.Setup, options: argparse.Namespace) -> int:
     cells.about |= {**commit_of(ROOT, options.commit), "arguments": rig.without_paths(options.argument)}
     cells.about |= {"is_cpu": options.cpu, "environment": options.environment}
     rows = rows_of(options, cells)
-    files = workloads.make(setup, options.models, list({MODELS[row["model"]]: 0 for row in rows}), options.cpu)
+    names = list(dict.fromkeys(name for row in rows for name in MODELS[row["model"]]))
+    files = workloads.make(setup, options.models, names, options.cpu)
     if "sdxl" in files:
         files["lora"] = f"queue-{files['sdxl']}"
         write_lora(options.models / "checkpoints" / files["sdxl"], options.models / "loras" / files["lora"], 0)

@@ -1,4 +1,4 @@
-"""The workloads of benchmarks: models, contenders, and the prompt of each.
+"""The workloads of benchmarks: models, contenders, queues of prompts, and the nodes of each prompt.
 
 A model is SDXL or a transformer of `family_models` (flux, or flux:fp8-scaled in a format). Contenders differ only in
 their nodes: compile nodes, and nodes between a model and its samplers.
@@ -9,18 +9,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.models import generated
 from scripts.server.process import link
 from scripts.setup import command
 
 from . import family_models, rig
-from .family_models import Family
+from .family_models import Family, family
 from .rig import OURS, STOCK, Size, node
 from .weight_formats import file_of
 
 CHECKPOINTS = ("sdxl",)
+BATCH, LONG, LORA = "batch 2", "154 tokens", "LoRA"
+_SDXL = (
+    (5, 1024, 1024, ""), (2, 960, 720, ""), (3, 1024, 1024, ""), (2, 1280, 1280, ""), (2, 512, 2048, ""),
+    (2, 1024, 1024, BATCH), (2, 1024, 1024, LONG), (2, 1024, 1024, LORA), (2, 1024, 1024, ""), (2, 960, 720, ""),
+)  # fmt: skip
+
+
+class Prompt(NamedTuple):
+    """A prompt of a queue. width, height: pixels. more: BATCH, LONG, LORA or empty."""
+
+    model: str
+    width: int
+    height: int
+    more: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.width}x{self.height}" + (f", {self.more}" if self.more else "")
 
 
 @dataclass(frozen=True)
@@ -77,3 +95,34 @@ def transformer(name: str, made: Family, size: Size, steps: int, seed: int, form
         "negative": node("ResoluteTestConditioning", seed=2, **text),
     }
     return rig.sampled(nodes, ["load", 0], seed, steps, 1.0, "simple")
+
+
+def queue(models: tuple[str, ...], is_small: bool) -> list[Prompt]:
+    """The prompts of a queue; of several models, eight of each in turn. is_small: small sizes."""
+    if len(models) > 1:
+        return [queue((model,), is_small)[0] for model in models] * 8
+    (model,) = models
+    if model in CHECKPOINTS:
+        small = 8 if is_small else 1
+        kinds = [(count, Prompt(model, w // small // 8 * 8, h // small // 8 * 8, more)) for count, w, h, more in _SDXL]
+    else:
+        one, other = (Prompt(model, *size) for size in family(model, is_small).sizes[:2])
+        kinds = [(5, one), (3, other), (3, one), (3, other)]
+    return [prompt for count, prompt in kinds for _ in range(count)]
+
+
+def nodes_of(prompt: Prompt, contender: str, seed: int, files: Mapping[str, str], is_small: bool) -> dict[str, Any]:
+    """A contender's nodes for a prompt of a queue. files: the names of checkpoints and of the LoRA."""
+    size = (
+        prompt.width,
+        prompt.height,
+        2 if prompt.more == BATCH else 1,
+        "a lighthouse " * (60 if prompt.more == LONG else 1),
+    )
+    if prompt.model in CHECKPOINTS:
+        nodes = rig.prompt(files[prompt.model], size, 3 if is_small else rig.STEPS, seed)
+    else:
+        nodes = transformer(prompt.model, family(prompt.model, is_small), size, 3 if is_small else 10, seed)
+    if prompt.more == LORA:
+        nodes = rig.with_lora(nodes, files["lora"])
+    return as_contender(nodes, contender)
