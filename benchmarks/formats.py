@@ -11,8 +11,8 @@ figure). Then it runs prompts until all code is compared (`is_settled`), one of 
 is (median - that of one step) / (steps - 1). `--unquantized` leaves out the formats, `--patch` adds a node of ComfyUI
 after each model (MultiGPU_WorkUnits uses one card with `--argument=--cuda-device=0`). GiB: `peak_gib` of the device,
 the server's `rss_gib`, and the part of it that no file backs, `unbacked_gib`. `errors`: of the whole prompts' latents
-to stock's; `psnr`: of their pictures, for SDXL only. `told`: the node's text. Stock comes first, since the others are
-compared with it.
+to stock's; `psnr`: of their pictures, for SDXL only. `told`: the node's text, and why calls are not captured or stay
+uncompiled; `events`: of the whole run. Stock comes first, since the others are compared with it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from .weight_formats import file_of
 MODELS = {"Flux": "flux", "Klein": "klein", "Z-Image": "z-image", "SDXL": "sdxl", "Wan": "wan"}
 FORMATS = ("fp8", "int8", "auto", "nvfp4")  # of the node; the last one only on request
 START, SETTLE, WHOLE, STEPS = 60.0, 12, 3, 10  # seconds of a contender at least; prompts that settle, whole ones; steps
+TOLD = ("largest error", rig.NO_GAIN, "is left alone")  # in the pack's log: parts of the lines that a row keeps
 UNSETTLED = ("region_compiles", "original_replays", "waiting_calls")  # counters: code is still compiled or compared
 NAG, KV_CACHE, SPLIT = "NAGuidance", "FluxKVCache", "MultiGPU_WorkUnits"  # nodes of ComfyUI
 PATCHES: dict[str, dict[str, float]] = {
@@ -131,12 +132,11 @@ class Formats:
                 memory.close()
             held = process.memory_info()
             self._cells.about |= rig.environment(server)
-            log_lines = [
-                line.partition("Resolute: ")[2] for line in server.log().splitlines() if "largest error" in line
-            ]
+            lines = [line.partition("Resolute: ")[2] for line in server.log().splitlines()]
+            told = [line for line in lines if any(part in line for part in TOLD)]
         sizes = {"peak_gib": taken["device_gib"] - before / GIB, "rss_gib": held.rss / GIB}
         sizes["unbacked_gib"] = (held.rss - held.shared) / GIB
-        return {**row, **{key: round(size, 2) for key, size in sizes.items()}, "told": log_lines}
+        return {**row, **{key: round(size, 2) for key, size in sizes.items()}, "told": told}
 
     def _prompts(self, server: ComfyServer, contender: str) -> Row:
         """Run the loading, settling, one-step and whole prompts, and return their row."""
@@ -173,6 +173,7 @@ class Formats:
         row |= {"model": self._model, "patch": self._options.patch, "contender": contender}
         row |= {"step_ms": round(step, 2), "first_seconds": seconds[0]}
         row |= {"seconds": seconds, "errors": errors, "psnr": levels, "steps": self._steps}
+        row["events"] = client.get("/resolute/events")["events"] if contender != STOCK else []
         return {**row, "counters": rig.rise(before, rig.counters(client))}
 
     def _until_compiled(self, client: Client) -> dict[str, Any]:

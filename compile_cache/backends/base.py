@@ -253,7 +253,11 @@ class Backend(ABC):
 
     @abstractmethod
     def probe(self, device: str) -> Capabilities:
-        """The backend's capabilities on a device type ("cuda", "cpu"). Cheap, and without side effects."""
+        """The backend's capabilities on a device type ("cuda", "cpu"). May wait for `prewarm`."""
+
+    def probe_at_once(self, device: str) -> Capabilities:
+        """`probe`, as far as the answer is known without waiting for `prewarm`."""
+        return self.probe(device)
 
     @abstractmethod
     def bind(

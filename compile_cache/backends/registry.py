@@ -55,22 +55,23 @@ def candidates(name: str) -> list[Backend]:
     return [get(entry.name) for entry in _TABLE if entry.in_auto] if name == AUTO else [get(name)]
 
 
-def resolve(name: str, device: str) -> tuple[Backend, Capabilities, str]:
+def resolve(name: str, device: str, waits: bool = True) -> tuple[Backend, Capabilities, str]:
     """The backend for `name` (one of CHOICES) on a device type ("cuda", "cpu"), its capabilities, and why, as text.
 
-    A backend chosen by name is never replaced by another. Raises UnknownBackendError, and
-    BackendUnavailableError with the reason and the remedy if the chosen backend cannot run on that device.
+    A backend chosen by name is never replaced by another. waits: False takes `probe_at_once`, so a backend that starts
+    may turn out to lack something. Raises UnknownBackendError, and BackendUnavailableError with the reason and the
+    remedy if the chosen backend cannot run on that device.
     """
     if name != AUTO:
         backend = get(name)
-        capabilities = backend.probe(device)
+        capabilities = backend.probe(device) if waits else backend.probe_at_once(device)
         if not capabilities.available:
             raise BackendUnavailableError(name, capabilities.reason, capabilities.remedy)
         return backend, capabilities, f"{name}, as chosen{_in_brackets(capabilities.detail)}"
     refused: list[str] = []
     for candidate in [entry.name for entry in _TABLE if entry.in_auto]:
         backend = get(candidate)
-        capabilities = backend.probe(device)
+        capabilities = backend.probe(device) if waits else backend.probe_at_once(device)
         if capabilities.available:
             return backend, capabilities, candidate + _in_brackets(capabilities.detail, *refused)
         refused.append(f"not {candidate}: {capabilities.reason}")

@@ -66,6 +66,9 @@ class InductorBackend(Backend):
         machine = _probe_machine(device)
         return _probe_torch(machine, device) if machine.available else machine
 
+    def probe_at_once(self, device: str) -> Capabilities:
+        return _probe_machine(device) if self.is_starting else self.probe(device)
+
     def bind(
         self, owner: int, capabilities: Capabilities, build_hooks: HookBuilder, stats: Stats, config: CacheConfig
     ) -> Program:

@@ -71,6 +71,8 @@ class CompiledForward(ForwardPatch):
         module, cache = self.module, runtime.cache()
         program = runtime.record_of(module).programs.get((backend, self._request.left_out, self._role))
         compiled = program.regions[0] if program is not None else 0
+        if self._request.backend.is_starting:  # a look into its store would wait
+            return compiled
         model = runtime.fingerprint_of(module)
         found = shape_status.of_model(model, backend, cache, runtime.device())
         return max(compiled, len(found.in_memory | found.on_disk))

@@ -33,15 +33,13 @@ class CompileRequest:
 
     @classmethod
     def resolved(cls, chosen: str, device: str, role: Role, **settings: Any) -> CompileRequest:
-        """Find the backend for a choice. Raises UnknownBackendError or BackendUnavailableError."""
-        return cls(chosen, device, *registry.resolve(chosen, device), role, **settings)
+        """Find the backend for a choice, without waiting for one that starts: the import of inductor takes seconds.
+
+        Raises UnknownBackendError or BackendUnavailableError.
+        """
+        return cls(chosen, device, *registry.resolve(chosen, device, waits=False), role, **settings)
 
     def backend_on(self, device: str) -> tuple[Backend, Capabilities]:
-        """The backend for a type of device. Resolves the choice again if it is not the expected type.
-
-        Raises BackendUnavailableError.
-        """
-        if device == self.device:
-            return self.backend, self.capabilities
+        """The backend for a type of device, once it has started. Raises BackendUnavailableError."""
         backend, capabilities, _ = registry.resolve(self.chosen, device)
         return backend, capabilities

@@ -68,6 +68,23 @@ def test_the_choices_are_auto_and_every_backend() -> None:
     assert list(registry.CHOICES) == ["auto", *registry.NAMES]
 
 
+def test_a_node_does_not_wait_for_a_backend_that_starts_and_its_first_call_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inductor = registry.get("inductor")
+    lack = inductor_backend.Capabilities(available=False, reason="it lacks a name", remedy="Update torch.")
+    monkeypatch.setattr(inductor_backend, "_probe_torch", lambda machine, device: lack)
+    monkeypatch.setattr(type(inductor), "is_starting", True)
+    for name in ("auto", "inductor"):
+        backend, capabilities, _ = registry.resolve(name, "cpu", waits=False)
+        assert (backend, capabilities.compiles) == (inductor, True)
+    assert registry.resolve("auto", "cpu")[0].name == "eager"
+    with pytest.raises(BackendUnavailableError, match="it lacks a name"):
+        registry.resolve("inductor", "cpu")
+    monkeypatch.setattr(type(inductor), "is_starting", False)
+    assert registry.resolve("auto", "cpu", waits=False)[0].name == "eager"
+
+
 def test_an_unknown_backend_is_refused_with_the_choices() -> None:
     with pytest.raises(UnknownBackendError) as caught:
         registry.resolve("tensorrt", "cpu")

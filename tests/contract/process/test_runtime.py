@@ -54,6 +54,18 @@ def test_a_module_that_dies_takes_its_program_with_it(
     assert number not in service._records
 
 
+def test_the_first_call_takes_the_backend_that_is_left_if_one_that_started_lacks_something(
+    service: ModuleType, request_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as starting:
+        inductor = request_of("inductor").backend
+        starting.setattr(type(inductor), "is_starting", True)
+        chosen = request_of("auto")
+    assert chosen.backend is inductor
+    monkeypatch.setattr(type(inductor), "probe", lambda *given: replace(chosen.capabilities, available=False))
+    assert service.program_for(nn.Linear(2, 2), chosen, "cpu")[1] == "eager"
+
+
 class Graph:
     bytes = 1 << 20
 
