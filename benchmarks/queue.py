@@ -13,11 +13,11 @@ ended, the first one when the server answers. Only SDXL runs more than the first
     pauses           as queue, with 8 seconds before each prompt
     free-8, free-6   as queue, with 8 or 6 GiB free and the capture budget of such a card
 
-A prompt has `seconds` from sending it to its end (`execution`: measured by ComfyUI), and `clock`: from sending the
-row's first one. `tier`: 2 if no call ran eagerly, 1 if captures of eager code were replayed, 0 at ComfyUI's own speed.
-`error`: of its latents to stock's, once both ran. `compiled_clock`: from sending the first prompt until the last region
-was compiled, None if one is missing. The file is written after each prompt. A later run measures the rows that are not
-complete, and needs the same `--folder` for errors and restarts.
+A prompt has its `model`, `seconds` from sending it to its end (`execution`: measured by ComfyUI), and `clock`: from
+sending the row's first one. `tier`: 2 if no call ran eagerly, 1 if captures of eager code were replayed, 0 at ComfyUI's
+own speed. `error`: of its latents to stock's, once both ran. `compiled_clock`: from sending the first prompt until the
+last region was compiled, None if one is missing. The file is written after each prompt. A later run measures the rows
+that are not complete, and needs the same `--folder` for errors and restarts.
 """
 
 from __future__ import annotations

@@ -113,12 +113,8 @@ def queue(models: tuple[str, ...], is_small: bool) -> list[Prompt]:
 
 def nodes_of(prompt: Prompt, contender: str, seed: int, files: Mapping[str, str], is_small: bool) -> dict[str, Any]:
     """A contender's nodes for a prompt of a queue. files: the names of checkpoints and of the LoRA."""
-    size = (
-        prompt.width,
-        prompt.height,
-        2 if prompt.more == BATCH else 1,
-        "a lighthouse " * (60 if prompt.more == LONG else 1),
-    )
+    text, batch = "a lighthouse " * (60 if prompt.more == LONG else 1), 2 if prompt.more == BATCH else 1
+    size = (prompt.width, prompt.height, batch, text)
     if prompt.model in CHECKPOINTS:
         nodes = rig.prompt(files[prompt.model], size, 3 if is_small else rig.STEPS, seed)
     else:

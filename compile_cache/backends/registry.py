@@ -62,19 +62,15 @@ def resolve(name: str, device: str, waits: bool = True) -> tuple[Backend, Capabi
     may turn out to lack something. Raises UnknownBackendError, and BackendUnavailableError with the reason and the
     remedy if the chosen backend cannot run on that device.
     """
-    if name != AUTO:
-        backend = get(name)
-        capabilities = backend.probe(device) if waits else backend.probe_at_once(device)
-        if not capabilities.available:
-            raise BackendUnavailableError(name, capabilities.reason, capabilities.remedy)
-        return backend, capabilities, f"{name}, as chosen{_in_brackets(capabilities.detail)}"
     refused: list[str] = []
-    for candidate in [entry.name for entry in _TABLE if entry.in_auto]:
-        backend = get(candidate)
+    for backend in candidates(name):
         capabilities = backend.probe(device) if waits else backend.probe_at_once(device)
         if capabilities.available:
-            return backend, capabilities, candidate + _in_brackets(capabilities.detail, *refused)
-        refused.append(f"not {candidate}: {capabilities.reason}")
+            how = backend.name if name == AUTO else f"{name}, as chosen"
+            return backend, capabilities, how + _in_brackets(capabilities.detail, *refused)
+        if name != AUTO:
+            raise BackendUnavailableError(name, capabilities.reason, capabilities.remedy)
+        refused.append(f"not {backend.name}: {capabilities.reason}")
     raise AssertionError("eager runs on every device")
 
 

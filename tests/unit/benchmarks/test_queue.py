@@ -86,6 +86,14 @@ def test_stock_gets_the_same_prompts_after_ours(machine: Machine, tmp_path: Path
     assert pauses[-1]["clock"] == pytest.approx(sum(each["seconds"] for each in pauses) + 7 * queue.PAUSE)
 
 
+def test_two_models_run_in_turn(machine: Machine, tmp_path: Path) -> None:
+    code, found = start(tmp_path, "--model", "SDXL and Flux", "--contender", OURS)
+    assert (code, [row["case"] for row in found["rows"]]) == (0, [QUEUE])
+    prompts = found["rows"][0]["prompts"]
+    assert [each["model"] for each in prompts] == ["sdxl", "flux"] * 8
+    assert len({each["name"] for each in prompts}) == 2, "a size of each model"
+
+
 def test_a_later_run_measures_what_failed_and_no_more(machine: Machine, tmp_path: Path) -> None:
     machine.fails = '"seed": 3,'
     code, found = start(tmp_path, "--model", "Z-Image", "--contender", OURS)
