@@ -198,6 +198,13 @@ class Bench:
     def __init__(self, client: Client) -> None:
         self.client = client
 
+    def free(self) -> None:
+        """Unload models and empty ComfyUI's caches before the next prompt. ComfyUI's worker may take a prompt first if
+        one comes at once, so this queues one that does nothing.
+        """
+        self.client.free()
+        self.client.run({"nothing": node("PreviewAny", source="nothing")})
+
     def counters(self) -> dict[str, Any]:
         """The totals of ``GET /resolute/cache``."""
         counters: dict[str, Any] = self.client.get("/resolute/cache")["counters"]

@@ -119,7 +119,7 @@ def test_a_tie_between_two_timesteps_is_decided_as_in_comfyui(bench: Bench, prom
     numbers = [next(seeds), next(seeds)]
 
     def after_a_load(prompt: Any) -> list[Any]:
-        bench.client.free()
+        bench.free()
         return [bench.run(with_sampling(prompt, seed=number)) for number in numbers]
 
     compiled = with_model(prompt, compile_model())

@@ -190,6 +190,9 @@ PATCHES: dict[str, Patch] = {
         for kind, codes in INSIDE.items()
     },
 }
+CHANGE_WEIGHTS = frozenset(
+    {"ModelMergeSimple", "UNetCrossAttentionMultiply", "UNetSelfAttentionMultiply", "lora a", "lora b"}
+)
 # A bug of core's DynamicVRAM: each load puts the buffers of the last load back by their names, so a model_sampling that
 # a node exchanged gets the sigmas of the one before it, and the next prompt has another schedule
 # (benchmarks/results/README.md, ComfyUI's tests).

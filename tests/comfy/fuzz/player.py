@@ -106,7 +106,7 @@ class Player:
             elif kind == "fail":
                 self._fail(place, workflow, *rest)
             elif kind == "free":
-                self.bench.client.free()
+                self.bench.free()
             else:
                 raise ValueError(f"{kind!r} is not an event")
         for one in done:
@@ -276,13 +276,13 @@ class Player:
         Core computes sigmas on the model's current device. With an even number of sgm_uniform's steps, one sigma lies
         between two timesteps, and its last bit, which CPU and GPU round differently, selects one of them.
         """
-        self.bench.client.free()
+        self.bench.free()
         own = [self.bench.run(plain(workflow, self._nonce())) for _ in range(2)]
         if any(_within(_difference(result, each), self._tolerance) for each in own):
             return True
         if not self._half_precision:
             return False
-        self.bench.client.free()
+        self.bench.free()
         exact = [self._run_exact(workflow) for _ in range(2)]
         return any(self._is_as_exact(result, *pair) for pair in zip(own, exact, strict=True))
 

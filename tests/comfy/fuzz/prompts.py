@@ -117,8 +117,8 @@ class _Builder:
     def _second(self, plain: Link, model: Link) -> Link:
         w = self._w
         known = {"same": model, "unpatched": self._unpatched, "plain": plain}
-        if w.second in known:
-            return known[w.second]
+        if w.fitting_second in known:
+            return known[w.fitting_second]
         return self._compile("compile-2", "model", w.backend, self._model("model-2", w.weights + 7))
 
     def _sampler(self, name: str, model: Link, conditions: tuple[Link, Link], latent: Link, denoise: float) -> Link:

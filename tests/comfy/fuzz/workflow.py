@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .patches import CHOSEN_ATTENTION, FLAGS, PATCHES
+from .patches import CHANGE_WEIGHTS, CHOSEN_ATTENTION, FLAGS, PATCHES
 
 # ControlNets with their own network, which Compile ControlNet compiles; the value is how many are chained.
 NETS = {"one": 1, "two": 2, "early": 1, "late": 1, "weak": 1}
@@ -92,11 +92,21 @@ class Workflow:
         return "eager" if "ResoluteCompileModel" in after else self.backend
 
     @property
+    def fitting_second(self) -> str:
+        """The second sampler's model. It has the same weights if patched ones are rounded to 8 bits.
+
+        ComfyUI's first call after such weights were loaded computes with them before that rounding. So it has two
+        results, and here each sampler would load them: only the first of the two could be seen.
+        """
+        is_rounded = self.kind in SMALL and not CHANGE_WEIGHTS.isdisjoint(self.patches)
+        return "same" if is_rounded and self.second in ("unpatched", "plain") else self.second
+
+    @property
     def second_backend(self) -> str:
         """The backend of the second sampler, if there is one."""
-        if self.second == "unpatched":
+        if self.fitting_second == "unpatched":
             return dataclasses.replace(self, patches=self.patches[: self.at]).sampling_backend
-        return {"same": self.sampling_backend, "other": self.backend}.get(self.second, "none")
+        return {"same": self.sampling_backend, "other": self.backend}.get(self.fitting_second, "none")
 
     @property
     def backends(self) -> set[str]:
@@ -127,19 +137,20 @@ class Workflow:
         found = set[Architecture]()
         if "chosen" in (self.sampling_backend, self.second_backend):
             found.add((self.kind, "ModelComputeDtype" in self.patches, flags))
-        second_flags = self._flags(self.patches[: self.at]) if self.second == "unpatched" else ()
-        if self.second_backend == "chosen" and self.second != "same":
+        second = self.fitting_second
+        second_flags = self._flags(self.patches[: self.at]) if second == "unpatched" else ()
+        if self.second_backend == "chosen" and second != "same":
             found.add((self.kind, False, second_flags))
         if "chosen" in self.control_backends:
             found.add((f"ControlNet for {self.kind}", False, flags))
-            if self.second not in ("none", "same"):
+            if second not in ("none", "same"):
                 found.add((f"ControlNet for {self.kind}", False, second_flags))
         return found
 
     @property
     def certain_architectures(self) -> set[Architecture]:
         """The architectures that certainly ran as a whole after the workflow; none if that depends on the schedule."""
-        depends = self.second == "unpatched" or self.fitting_control in ("early", "late")
+        depends = self.fitting_second == "unpatched" or self.fitting_control in ("early", "late")
         return set() if depends else self.architectures
 
     @property
