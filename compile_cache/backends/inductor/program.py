@@ -147,7 +147,8 @@ class InductorProgram(Program):
                     if not self._regions.misses.missing:
                         return result
                     del result  # frees a decoded image's memory for the second run
-            most = MOST_AT_ONCE if self.code_of(call.key) is Code.READY else MOST_COMPARED
+            finishes = self.has_run(call.key) and self.code_of(call.key) is Code.READY
+            most = MOST_AT_ONCE if finishes else MOST_COMPARED
             self._regions.begin(call.progress, call.torch_flags, miss_policy, kept, most, call.policy.may_capture)
             return self._run_regions(call)
 

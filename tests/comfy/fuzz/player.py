@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -271,20 +271,26 @@ class Player:
         return mine[0] <= _LESS_EXACT * latent and mine[1] <= max(_ROUNDED_IMAGE, _LESS_EXACT * image)
 
     def _is_one_of_comfyuis_own(self, workflow: Workflow, result: Run) -> bool:
-        """Whether ComfyUI itself gives this result too, in the first run after loading a model or in the next.
+        """Whether ComfyUI itself gives this result too, in the first run after loading models or in a later one.
 
         Core computes sigmas on the model's current device. With an even number of sgm_uniform's steps, one sigma lies
         between two timesteps, and its last bit, which CPU and GPU round differently, selects one of them.
         """
-        self.bench.free()
-        own = [self.bench.run(plain(workflow, self._nonce())) for _ in range(2)]
+        own = self._after_loads(workflow, lambda each: self.bench.run(plain(each, self._nonce())))
         if any(_within(_difference(result, each), self._tolerance) for each in own):
             return True
         if not self._half_precision:
             return False
-        self.bench.free()
-        exact = [self._run_exact(workflow) for _ in range(2)]
+        exact = self._after_loads(workflow, self._run_exact)
         return any(self._is_as_exact(result, *pair) for pair in zip(own, exact, strict=True))
+
+    def _after_loads(self, workflow: Workflow, run: Callable[[Workflow], Run]) -> list[Run]:
+        """The results of a first run, of the next one, and of one before which only the first sampler's model ran."""
+        self.bench.free()
+        found = [run(workflow), run(workflow)]
+        self.bench.free()
+        run(dataclasses.replace(workflow, second="none", decode="none"))
+        return [*found, run(workflow)]
 
     def _is_sensitive(self, workflow: Workflow, expected: Run, difference: Difference) -> bool:
         """Whether ComfyUI's own result differs as much with weights disturbed by a millionth; then it is rounding."""

@@ -85,6 +85,16 @@ def test_a_call_compares_the_code_of_a_few_regions_and_of_more_where_it_runs_the
         assert rig.call(bound, x) <= TOLERANCE
 
 
+def test_the_first_call_of_a_size_compares_a_few_regions(rig: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does more than a later call already, and no call has shown whether a few more would finish the job."""
+    monkeypatch.setattr(program, "MOST_COMPARED", 1)
+    bound = rig.bind(seeded(lambda: Chain(3)))
+    rig.leave(bound, random(2, 5, 16))
+    rig.come()
+    with rig.expect(eager_calls=1, region_compiles=1, verifications=1, region_calls=2):
+        assert rig.call(bound, random(2, 7, 16)) <= TOLERANCE
+
+
 def test_what_is_called_most_comes_first_and_decoders_after_models(rig: Behind) -> None:
     decoder, rare, model = rig.bind(seeded(Block)), rig.bind(seeded(Convolution)), rig.bind(seeded(lambda: Chain(1)))
     key = {"key": _decoder_key(decoder)}
