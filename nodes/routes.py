@@ -57,11 +57,13 @@ def register() -> None:
 
 
 def _reads(read: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """A handler that answers with the result of `read`, as JSON."""
+    """A handler that answers with the result of `read`, as JSON. A report just after a start waits for the import of
+    inductor, so a thread reads it: the server answers others meanwhile.
+    """
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            return web.json_response(read())
+            return web.json_response(await asyncio.to_thread(read))
         except UserError as error:  # an invalid setting of this server; the request is fine, hence 500
             return _error(error, status=500)
 

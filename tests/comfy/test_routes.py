@@ -1,20 +1,29 @@
-"""`POST /resolute/warm-up` queues a prompt that warms up; `POST /resolute/free` frees captures without one."""
+"""`POST /resolute/warm-up` queues a prompt that warms up; `POST /resolute/free` frees captures without one. Routes that
+read let others through.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import importlib
 import json
 import re
+import sys
+import threading
 import time
 import urllib.error
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from scripts.server.process import ComfyServer
+from scripts.setup import comfyui
 
+from .in_process import PACK, ROOT
 from .rig import Bench, PromptDict, compiled, node
 
 WITHIN = {"timeout": 300}
@@ -32,6 +41,30 @@ def warm_up(bench: Bench, body: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = bench.client.post("/resolute/warm-up", body)
     bench.client.wait(answer["prompt_id"], **WITHIN)
     return answer
+
+
+@pytest.fixture
+def handlers(core: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`nodes.routes` in this process, without a server."""
+    found = {name: ModuleType(name) for name in ("server", "nodes", "folder_paths")}
+    found["server"].PromptServer = None  # type: ignore[attr-defined]
+    for name, module in found.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.syspath_prepend(str(comfyui.ensure(ROOT)))
+    return importlib.import_module(f"{PACK}.nodes.routes")
+
+
+def test_others_are_answered_while_a_report_waits(handlers: Any) -> None:
+    """Just after a start a report waits for the import of inductor."""
+    imported = threading.Event()
+
+    async def answer() -> Any:
+        report = asyncio.ensure_future(handlers._reads(lambda: {"waited": imported.wait(20)})(None))
+        await asyncio.sleep(0)
+        imported.set()  # the work of another request
+        return await report
+
+    assert json.loads(asyncio.run(answer()).body) == {"waited": True}
 
 
 class TestWarmUp:
