@@ -62,6 +62,7 @@ class ComfyServer:
         self.log_path = folder / "server.log"
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []
 
     @property
     def url(self) -> str:
@@ -96,9 +97,10 @@ class ComfyServer:
         """Start the process, and do not wait until it answers."""
         self.prepare_folders()
         self.port = free_port()
+        self._command = self.command()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                self.command(),
+                self._command,
                 cwd=self.comfyui,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -193,8 +195,9 @@ class ComfyServer:
                     f"{self.log_path}:\n{self.log_tail()}"
                 )
             with contextlib.suppress(ServerError):
-                client.get("/system_stats")
-                return
+                # Another server may have bound the port since it was chosen; this one then ends, and its log says why.
+                if client.get("/system_stats")["system"]["argv"] == self._command[1:]:
+                    return
             time.sleep(0.1)
         raise ServerError(
             f"ComfyUI was not ready after {self.ready_timeout:.0f} s. The end of {self.log_path}:\n{self.log_tail()}"
