@@ -90,6 +90,7 @@ class Search:
             if failure is not None:
                 found.append(failure)
                 tally.failures += 1
+                self._record()
             if plan.seed is None:
                 break
             number += 1
