@@ -271,7 +271,7 @@ class Player:
         return mine[0] <= _LESS_EXACT * latent and mine[1] <= max(_ROUNDED_IMAGE, _LESS_EXACT * image)
 
     def _is_one_of_comfyuis_own(self, workflow: Workflow, result: Run) -> bool:
-        """Whether ComfyUI itself gives this result too, in the first run after loading models or in a later one.
+        """Return True if ComfyUI itself gives this result too, in the first run after loading models or in a later one.
 
         Core computes sigmas on the model's current device. With an even number of sgm_uniform's steps, one sigma lies
         between two timesteps, and its last bit, which CPU and GPU round differently, selects one of them.

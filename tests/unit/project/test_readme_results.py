@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -70,6 +71,13 @@ def test_readme_says_what_the_raw_files_say() -> None:
     rows = charts.read("2026-11-30-h200-queue-node.json")["rows"]
     sums = {(row["model"], row["contender"]): sum(each["seconds"] for each in row["prompts"]) for row in rows}
     totals = [f"{sums[model, by]:.1f}" for model in ("Flux", "Qwen-Image") for by in ("resolute", "stock")]
+    runs = [run["rows"][0]["events"] for run in charts.read("2026-11-30-h200-queue-new-size.json")["runs"]]
+    steps = [
+        after["seconds"]
+        for events in runs
+        for event, after in itertools.pairwise(events)
+        if event["kind"] == "capture" and event["text"].startswith("2x4x90x120")
+    ]
     sentences = [
         f"![{found.text()}](docs/charts/strip.svg)",
         f"latents differ by {100 * found.error:.2f} percent",
@@ -78,5 +86,7 @@ def test_readme_says_what_the_raw_files_say() -> None:
         f"ran SDXL {ratios['SDXL', 8.0]:.1f} times as fast as stock, with 6 GiB {ratios['SDXL', 6.0]:.1f} times",
         "Flux's first 14 prompts took {} s, stock's {}, and Qwen-Image's {}, stock's {}.".format(*totals),
     ]
+    assert len(steps) == 4
+    sentences.append(f"its first step took {min(steps):.1f} to {max(steps):.1f} s on an H200")
     one_line = " ".join(README.split())
     assert [each for each in sentences if each not in one_line] == []

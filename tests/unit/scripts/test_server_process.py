@@ -41,7 +41,7 @@ class _Stats(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Answering]:
-    """A server that has bound the port which the next ComfyUI is told to take."""
+    """A server on the port of the next ComfyUI."""
     with _Answering(("127.0.0.1", 0), _Stats) as server:
         monkeypatch.setattr(process, "free_port", lambda: server.server_address[1])
         thread = threading.Thread(target=server.serve_forever, daemon=True)
