@@ -46,8 +46,11 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def occupy_memory(gib: float | None, python: str | os.PathLike[str], settles: float = SETTLES) -> Iterator[None]:
+def occupy_memory(
+    gib: float | None, python: str | os.PathLike[str], settles: float = SETTLES, card: int | None = None
+) -> Iterator[None]:
     """Allocate GPU memory until `gib` GiB are free, to 64 MiB; none if None. python: an interpreter with torch.
+    card: as in CUDA_VISIBLE_DEVICES; the first one without it.
 
     Raises ServerError if that is not possible: at once unless `gib` is positive, else after `settles` seconds.
     """
@@ -57,7 +60,10 @@ def occupy_memory(gib: float | None, python: str | os.PathLike[str], settles: fl
     if gib <= 0:
         raise ServerError(f"A card with {gib:.2f} GiB free is none: something that runs holds more than the card has.")
     command = [os.fspath(python), "-c", _BALLAST, str(gib), str(settles)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    environment = os.environ | ({} if card is None else {"CUDA_VISIBLE_DEVICES": str(card)})
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
     assert process.stdout is not None
     assert process.stdin is not None
     assert process.stderr is not None

@@ -4,20 +4,21 @@
                                [--checkpoints 4] [--fit 2] [--folder FOLDER] [--cpu] [--steps 8]
 
 12 sizes and four checkpoints (one SDXL file under four names, random weights), from eight clients. Another process
-occupies GPU memory, so that `--fit` checkpoints fit at once beside the work of each replica. The probability of a size
-falls from the first to the last, as with people's sizes. Every router gets the same trace, a fresh fleet, and a copy of
-one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu` uses the tests'
-tiny models and eight small sizes. The routers share `--seconds` evenly, including their startup, but each gets at least
-100 s; prompts that did not fit are skipped and counted. A later run with the same `--out` measures the missing
-routers; `--folder` keeps the store. `--gpus 0.5` lets two replicas share one GPU. Needs Ray in this
-Python (requirements/fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its Python, as for the other
-benchmarks.
+occupies memory of each GPU, so that `--fit` checkpoints fit at once beside the work of its replicas. The probability of
+a size falls from the first to the last, as with people's sizes. Every router gets the same trace, a fresh fleet, and a
+copy of one store in which the regions are compiled already; so a cold prompt loads regions or captures. `--cpu` uses
+the tests' tiny models and eight small sizes. The routers share `--seconds` evenly, including their startup, but each
+gets at least 100 s; prompts that did not fit are skipped and counted. A later run with the same `--out` measures the
+missing routers; `--folder` keeps the store. `--gpus 0.5` lets two replicas share one GPU. Needs Ray in this Python
+(requirements/fleet.txt). COMFYUI_PATH and RESOLUTE_PYTHON name ComfyUI and its Python, as for the other benchmarks.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import math
 import os
 import random
 import shutil
@@ -157,9 +158,16 @@ def drive(client: Client, prompts: list[dict[str, Any]], deadline: float) -> tup
     return seconds, time.perf_counter() - started, errors
 
 
+def cards(options: argparse.Namespace) -> int:
+    """The number of GPUs that the replicas use; 0 on the CPU."""
+    return 0 if options.cpu else max(1, math.ceil(options.replicas * options.gpus))
+
+
 def free_gib(options: argparse.Namespace) -> float | None:
-    """The GPU memory in GiB that all replicas share; None on the CPU."""
-    return None if options.cpu else options.fit * CHECKPOINT_GIB + options.replicas * WORK_GIB
+    """The memory in GiB of each GPU that its replicas share; None on the CPU."""
+    if options.cpu:
+        return None
+    return float(options.fit * CHECKPOINT_GIB + math.ceil(options.replicas / cards(options)) * WORK_GIB)
 
 
 def measure(options: argparse.Namespace, folder: Path, router: str, store: Path, limit: float) -> dict[str, Any]:
@@ -167,7 +175,10 @@ def measure(options: argparse.Namespace, folder: Path, router: str, store: Path,
     deadline = time.monotonic() + limit
     free = free_gib(options)
     python = os.environ.get("RESOLUTE_PYTHON") or sys.executable
-    with ballast.occupy_memory(free, python), Fleet(options, folder, router, options.replicas, store) as fleet:
+    with contextlib.ExitStack() as held:
+        for card in range(cards(options)):
+            held.enter_context(ballast.occupy_memory(free, python, card=card))
+        fleet = held.enter_context(Fleet(options, folder, router, options.replicas, store))
         seconds, whole, errors = drive(fleet.client, trace(options), deadline)
         reports = {each["prompt_id"]: each for each in fleet.client.get("/resolute/fleet")["prompts"]}
     if not seconds and not errors:
@@ -237,7 +248,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--checkpoints", type=int, default=4)
-    parser.add_argument("--fit", type=float, default=2, help="checkpoints that fit into the GPU at once")
+    parser.add_argument("--fit", type=float, default=2, help="checkpoints that fit into a GPU at once")
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--gpus", type=float, default=1.0, help="of each replica")
     parser.add_argument("--folder", type=Path, help="keeps the fleets' folders, with the store")
