@@ -16,6 +16,7 @@ SETTLES = 10.0  # seconds until the memory of a process that just ended is free 
 _BALLAST = """
 import sys, time, torch
 want, settles = float(sys.argv[1]) * 2**30, float(sys.argv[2])
+torch.cuda.set_device(int(sys.argv[3]))
 held = [torch.zeros(1, device="cuda")]
 
 def free():
@@ -47,10 +48,10 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def occupy_memory(
-    gib: float | None, python: str | os.PathLike[str], settles: float = SETTLES, card: int | None = None
+    gib: float | None, python: str | os.PathLike[str], settles: float = SETTLES, card: int = 0
 ) -> Iterator[None]:
     """Allocate GPU memory until `gib` GiB are free, to 64 MiB; none if None. python: an interpreter with torch.
-    card: as in CUDA_VISIBLE_DEVICES; the first one without it.
+    card: the GPU's number among those that this process sees.
 
     Raises ServerError if that is not possible: at once unless `gib` is positive, else after `settles` seconds.
     """
@@ -59,11 +60,8 @@ def occupy_memory(
         return
     if gib <= 0:
         raise ServerError(f"A card with {gib:.2f} GiB free is none: something that runs holds more than the card has.")
-    command = [os.fspath(python), "-c", _BALLAST, str(gib), str(settles)]
-    environment = os.environ | ({} if card is None else {"CUDA_VISIBLE_DEVICES": str(card)})
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
+    command = [os.fspath(python), "-c", _BALLAST, str(gib), str(settles), str(card)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdin is not None
     assert process.stderr is not None

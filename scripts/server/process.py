@@ -62,7 +62,6 @@ class ComfyServer:
         self.log_path = folder / "server.log"
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
-        self._command: list[str] = []
 
     @property
     def url(self) -> str:
@@ -97,10 +96,9 @@ class ComfyServer:
         """Start the process, and do not wait until it answers."""
         self.prepare_folders()
         self.port = free_port()
-        self._command = self.command()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                self._command,
+                self.command(),
                 cwd=self.comfyui,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -184,6 +182,12 @@ class ComfyServer:
         requirements = self.comfyui / "requirements.txt"
         return f"Its Python lacks {missing[-1]}: run `{self.python} -m pip install -r {requirements}`. "
 
+    def _is_own(self, argv: Sequence[str]) -> bool:
+        """False if another server that was started with this port answers: it bound the port first, so this one ends,
+        and its log says why. A custom node may clear its server's arguments, so an answer without the port counts.
+        """
+        return str(self.port) not in argv or set(self.folder_arguments()) <= set(argv)
+
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.ready_timeout
         client = Client(self.url, timeout=5)
@@ -195,8 +199,7 @@ class ComfyServer:
                     f"{self.log_path}:\n{self.log_tail()}"
                 )
             with contextlib.suppress(ServerError):
-                # Another server may have bound the port since it was chosen; this one then ends, and its log says why.
-                if client.get("/system_stats")["system"]["argv"] == self._command[1:]:
+                if self._is_own(client.get("/system_stats")["system"]["argv"]):
                     return
             time.sleep(0.1)
         raise ServerError(

@@ -16,12 +16,15 @@ from scripts.errors import ServerError
 # GiB of the card and of another process, the seconds until that ends, and the bytes of the largest piece to be had.
 CARD = {"total": 79.2, "others": 0.0, "ends_after": 0.0, "piece": 2.0**40}
 TORCH = """
-import os, pathlib, time
-held, began, uint8 = 0, time.monotonic(), "uint8"
+import pathlib, time
+held, began, uint8, card = 0, time.monotonic(), "uint8", 0
 class cuda:
+    def set_device(number):
+        global card
+        card = number
     def mem_get_info():
         free = int(({total} - {others} * (time.monotonic() - began < {ends_after})) * 2**30) - held
-        pathlib.Path({place!r} + os.environ.get("CUDA_VISIBLE_DEVICES", "")).write_text(str(free))
+        pathlib.Path(f"{{{place!r}}}-{{card}}").write_text(str(free))
         return free, int({total} * 2**30)
 def empty(size, dtype, device):
     global held
@@ -39,15 +42,14 @@ LATE = [{"others": 75.0, "ends_after": 0.6}, {"others": 30.0, "ends_after": 0.6}
 @pytest.mark.parametrize("state", [{}, {"total": 10, "piece": 2**29}, *LATE])
 def test_it_leaves_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, float]) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "torch.py").write_text(TORCH.format(place=str(tmp_path / "free"), **{**CARD, **state}), "utf-8")
     with ballast.occupy_memory(8, sys.executable, settles=8 if state in LATE else 1):
-        assert int((tmp_path / "free").read_text()) / 2**30 == pytest.approx(8, abs=2**-4)
+        assert int((tmp_path / "free-0").read_text()) / 2**30 == pytest.approx(8, abs=2**-4)
 
 
 def test_it_holds_memory_of_the_named_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "torch.py").write_text(TORCH.format(place=str(tmp_path / "free-"), **CARD), "utf-8")
+    (tmp_path / "torch.py").write_text(TORCH.format(place=str(tmp_path / "free"), **CARD), "utf-8")
     with ballast.occupy_memory(8, sys.executable, settles=1, card=1):
         assert [file.name for file in tmp_path.glob("free-*")] == ["free-1"]
 
