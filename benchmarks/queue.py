@@ -5,13 +5,14 @@
                                [--seconds 500] [--commit HASH] [--argument ...] [--cpu]
 
 A row is one case with one contender and one model. Each prompt has its own seed and is sent after the previous one
-ended, the first one when the server answers. Only SDXL runs more than the first case; two models run in turn:
+ended, the first one when the server answers. Two models run in turn. Only SDXL runs more than the first case, others
+the small cards that `--case` names:
 
     queue            an empty store
     restart          a new server with the store of `queue`, and no other compiled files
     restart-lacking  the same without three regions of the diffusion model; compared with stock's `restart`
     pauses           as queue, with 8 seconds before each prompt
-    free-8, free-6   as queue, with 8 or 6 GiB free and the capture budget of such a card
+    free-12 (-8, -6) as queue, with 12, 8 or 6 GiB free and the capture budget of such a card
 
 A prompt has its `model`, `seconds` from sending it to its end (`execution`: measured by ComfyUI), and `clock`: from
 sending the row's first one. `tier`: 2 if no call ran eagerly, 1 if captures of eager code were replayed, 0 at ComfyUI's
@@ -50,12 +51,12 @@ from .random_lora import write_lora
 from .rig import OURS, STOCK, commit_of
 
 MODELS = {
-    "SDXL": ("sdxl",), "Flux": ("flux",), "Z-Image": ("z-image",), "Qwen-Image": ("qwen-image",), "Wan": ("wan",),
-    "SDXL and Flux": ("sdxl", "flux"),
+    "SDXL": ("sdxl",), "Flux": ("flux",), "Flux fp8": ("flux:fp8-scaled",), "Z-Image": ("z-image",),
+    "Qwen-Image": ("qwen-image",), "Wan": ("wan",), "SDXL and Flux": ("sdxl", "flux"),
 }  # fmt: skip
 QUEUE, RESTART, LACKING, PAUSES = "queue", "restart", "restart-lacking", "pauses"
-CASES = {QUEUE: 24, RESTART: 8, LACKING: 8, PAUSES: 8, "free-8": 10, "free-6": 10}  # prompts, from the first
-PAUSE, FREE = 8.0, {"free-8": 8.0, "free-6": 6.0}  # seconds, and GiB
+PAUSE, FREE = 8.0, {"free-12": 12.0, "free-8": 8.0, "free-6": 6.0}  # seconds, and GiB
+CASES = {QUEUE: 24, RESTART: 8, LACKING: 8, PAUSES: 8} | dict.fromkeys(FREE, 10)  # prompts, from the first
 START, FIRST, EACH = 20.0, 30.0, 4.0  # seconds on a slow host: server start, all prompts at least, each prompt
 RESTARTS, REMOVED = (RESTART, LACKING), 3
 _OF_UNET = ("BasicTransformerBlock", "ResBlock", "SpatialTransformer", "UNetModel")  # prefixes of its regions' labels
@@ -220,7 +221,8 @@ def rows_of(options: argparse.Namespace, cells: Cells) -> list[Row]:
     contenders = sorted(options.contender or (OURS, STOCK), key=lambda each: (each == STOCK) != options.stock_first)
     for model, contender in [(model, each) for model in options.model or MODELS for each in contenders]:
         cases = [case for case in CASES if case in (options.case or CASES) and (case, contender) != (LACKING, STOCK)]
-        cases = cases if MODELS[model] == workloads.CHECKPOINTS else [case for case in cases if case == QUEUE]
+        if MODELS[model] != workloads.CHECKPOINTS:
+            cases = [case for case in cases if case == QUEUE or (case in FREE and case in (options.case or ()))]
         row = {"model": model, "contender": contender, "case": QUEUE}
         lacking = [case for case in cases if cells.lacks(key_of({**row, "case": case}))]
         is_gone = cells.lacks(key_of(row)) or not place_of(options, row, QUEUE).is_dir()

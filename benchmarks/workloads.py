@@ -106,7 +106,7 @@ def queue(models: tuple[str, ...], is_small: bool) -> list[Prompt]:
         small = 8 if is_small else 1
         kinds = [(count, Prompt(model, w // small // 8 * 8, h // small // 8 * 8, more)) for count, w, h, more in _SDXL]
     else:
-        one, other = (Prompt(model, *size) for size in family(model, is_small).sizes[:2])
+        one, other = (Prompt(model, *size) for size in family(model.partition(":")[0], is_small).sizes[:2])
         kinds = [(5, one), (3, other), (3, one), (3, other)]
     return [prompt for count, prompt in kinds for _ in range(count)]
 
@@ -118,7 +118,8 @@ def nodes_of(prompt: Prompt, contender: str, seed: int, files: Mapping[str, str]
     if prompt.model in CHECKPOINTS:
         nodes = rig.prompt(files[prompt.model], size, 3 if is_small else rig.STEPS, seed)
     else:
-        nodes = transformer(prompt.model, family(prompt.model, is_small), size, 3 if is_small else 10, seed)
+        name, _, form = prompt.model.partition(":")
+        nodes = transformer(name, family(name, is_small), size, 3 if is_small else 10, seed, form)
     if prompt.more == LORA:
         nodes = rig.with_lora(nodes, files["lora"])
     return as_contender(nodes, contender)

@@ -70,9 +70,9 @@ def test_stock_gets_the_same_prompts_after_ours(machine: Machine, tmp_path: Path
     assert code == 0
     variables = [given for _, given in machine.started][: len(CASES)]
     assert {(given["RESOLUTE_COMPILE"], given["RESOLUTE_VERIFY"]) for given in variables} == {(None, "1")}
-    assert len({given["RESOLUTE_STORE"] for given in variables}) == 4  # restarts have that of the first
+    assert len({given["RESOLUTE_STORE"] for given in variables}) == 5  # restarts have that of the first
     budgets = [given.get("RESOLUTE_BUDGET_MB") for given in variables]
-    assert budgets == [None] * 4 + [str(default_budget(gib << 30) >> 20) for gib in (8, 6)]
+    assert budgets == [None] * 4 + [str(default_budget(gib << 30) >> 20) for gib in (12, 8, 6)]
     wanted = [(OURS, case) for case in CASES] + [(STOCK, case) for case in CASES if "lack" not in case]
     assert [(row["contender"], row["case"]) for row in found["rows"]] == wanted
     assert [len(row["prompts"]) for row in found["rows"]][: len(CASES)] == [*CASES.values()]
@@ -116,6 +116,13 @@ def test_a_restart_needs_the_store_that_the_queue_left(machine: Machine, tmp_pat
     (tmp_path / "out.json").unlink()
     _, found = start(tmp_path, "--model", "SDXL", "--case", "restart", "--contender", OURS)
     assert ([row["case"] for row in found["rows"]], found["left"]) == ([QUEUE], ["SDXL resolute restart"])
+
+
+def test_a_transformer_runs_the_small_cards_that_are_named(machine: Machine, tmp_path: Path) -> None:
+    code, found = start(tmp_path, "--model", "Flux fp8", "--contender", OURS, "--case", "free-8", "--case", "restart")
+    assert (code, [row["case"] for row in found["rows"]]) == (0, ["free-8"])
+    code, found = start(tmp_path / "all", "--model", "Flux fp8", "--contender", OURS)
+    assert (code, [row["case"] for row in found["rows"]]) == (0, [QUEUE])
 
 
 def test_nothing_begins_that_cannot_end_in_time(machine: Machine, tmp_path: Path) -> None:
